@@ -1,0 +1,47 @@
+# Two commands: `make demo` (no root, no Slurm, no GPU) and `make test` (real Slurm, real Apptainer).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help demo test test-full lint bench bench-overlap bench-action clean
+
+help: ## show this help
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+$(VENV)/.installed: pyproject.toml
+	@echo "setup: creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -c 'import sys; sys.exit("hpcroll needs Python >= 3.11: make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[all,dev]'
+	@touch $@
+
+demo: $(VENV)/.installed ## rollouts on this machine, from submit to the trainer's loop
+	$(BIN)/hpcroll demo
+
+test: ## install what the tests need, then run them on a real cluster
+	tests/setup/install
+	tests/setup/run-tests -m 'not full'
+
+test-full: ## the slower proofs too
+	tests/setup/install
+	tests/setup/run-tests
+
+lint: $(VENV)/.installed ## ruff, mypy, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: bench-overlap bench-action ## every benchmark
+
+bench-overlap: ## stage overlap through the spool, in real sandboxes
+	tests/setup/install
+	tests/setup/run-as-user python tests/benchmarks/overlap.py
+
+bench-action: ## latency of one action in a sandbox
+	tests/setup/install
+	tests/setup/run-as-user python tests/benchmarks/action.py
+
+clean: ## remove what setup made in this checkout
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

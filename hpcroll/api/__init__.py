@@ -1,0 +1,1 @@
+"""The Python API: what a user writes."""

@@ -1,0 +1,156 @@
+"""One model call: what was asked, what the engine saw, what it sampled, and under which policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, JsonValue
+
+from hpcroll.contract.schema import Frozen, Record
+
+Ids = NDArray[np.uint32]
+Floats = NDArray[np.float32]
+Flags = NDArray[np.uint8]
+
+
+class LogprobKind(StrEnum):
+    """Of which distribution a log-probability is."""
+
+    SAMPLING = "sampling"
+    """Of the very distribution the token was drawn from."""
+    RAW = "raw"
+    """Of the model's distribution at temperature 1, before penalties and truncation."""
+    NONE = "none"
+    """The engine returned none."""
+
+
+class CallPurpose(StrEnum):
+    MAIN = "main"
+    AUXILIARY = "auxiliary"
+    """A title, a summary, a token count: not a step towards the task."""
+
+
+class Sampling(Frozen):
+    """Sampling parameters; None means that nobody set it.
+
+    Semantics are those of the OpenAI Chat Completions API, with `top_k` and `min_p` as vLLM and SGLang
+    define them.
+    """
+
+    temperature: float | None = Field(default=None, ge=0, le=10)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1)
+    """-1 and 0 mean all tokens."""
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=10)
+    seed: int | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    stop: tuple[str, ...] | None = None
+
+    def is_plain(self) -> bool:
+        """True where sampling is from the model's own distribution at temperature 1.
+
+        Then raw log-probabilities are those of the sampling distribution. A parameter that nobody set
+        is not plain: the server's default governs, and servers differ.
+        """
+        return (
+            self.temperature == 1.0
+            and self.top_p == 1.0
+            and self.top_k in (-1, 0)
+            and self.min_p in (None, 0.0)
+            and self.presence_penalty in (None, 0.0)
+            and self.frequency_penalty in (None, 0.0)
+            and self.repetition_penalty in (None, 1.0)
+        )
+
+
+class PolicyId(Frozen):
+    """Which policy may have served a call: versions `version_low` to `version_high`, inclusive.
+
+    The two are equal only where the engine itself said what it served.
+    """
+
+    policy_name: str
+    lineage: str
+    version_low: int = Field(ge=0)
+    version_high: int = Field(ge=0)
+
+
+class Usage(Frozen):
+    """Token counts as the engine reported them and as the returned ids count (None: not reported)."""
+
+    prompt_reported: int | None = None
+    completion_reported: int | None = None
+    prompt_counted: int = 0
+    completion_counted: int = 0
+
+
+class Latency(Frozen):
+    """Seconds of one call on the gateway's monotonic clock; None where it cannot be told."""
+
+    queue_s: float | None = None
+    """Until the upstream accepted the request."""
+    first_token_s: float | None = None
+    total_s: float = 0.0
+
+
+class Call(Record):
+    """One model call without its token arrays (those are in `CallTokens`)."""
+
+    SCHEMA: ClassVar[str] = "1.0"
+
+    call_index: int = Field(ge=0)
+    """Order of start within the attempt."""
+    rollout_id: str
+    attempt: int = Field(ge=1)
+    dialect: str
+    """Entry point `hpcroll.dialects`, for example `openai_chat`."""
+    model_name: str
+    endpoint: str
+    """Base URL of the engine that served it; empty where none was reached."""
+    started_at: float
+    """Unix seconds on the gateway's node; for people, never compared between nodes."""
+    latency: Latency = Latency()
+    sampling_asked: Sampling = Sampling()
+    sampling_effective: Sampling = Sampling()
+    finish_reason: str | None = None
+    usage: Usage = Usage()
+    logprob_kind: LogprobKind = LogprobKind.NONE
+    policy: PolicyId | None = None
+    purpose: CallPurpose = CallPurpose.MAIN
+    messages_from: int = Field(default=0, ge=0)
+    """The request repeats the first `messages_from` messages of the rollout's message list so far."""
+    messages: tuple[JsonValue, ...] = ()
+    """The request's messages from there on, as the agent sent them."""
+    reply: JsonValue = None
+    """The assistant message the agent got back."""
+    tools_sha256: str | None = None
+    error: str | None = None
+    """Why the call gave no reply; its tokens, if any, were never shown to the agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallTokens:
+    """Token arrays of one call.
+
+    `prompt_ids`: uint32 (P,), what the engine was given. `sampled_ids`: uint32 (S,), what it sampled.
+    `logprobs`: float32 (S,), entry i of `sampled_ids[i]`, NaN where the engine gave none.
+    """
+
+    prompt_ids: Ids
+    sampled_ids: Ids
+    logprobs: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """A call with its tokens, as the journal holds it."""
+
+    call: Call
+    tokens: CallTokens

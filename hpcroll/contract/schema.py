@@ -1,0 +1,85 @@
+"""Versioned records: what may be read by whom.
+
+Every record that outlives a process carries `schema_version` as "MAJOR.MINOR". A reader refuses a newer
+major version by name; within its major version it ignores fields that a newer minor version added, and
+refuses unknown fields otherwise, because there they are typing errors of a person.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from hpcroll.errors import SchemaVersionError
+
+_VERSION = re.compile(r"^(\d{1,4})\.(\d{1,4})$")
+
+
+def parse_version(text: str) -> tuple[int, int]:
+    """The (major, minor) of a schema version; raises `SchemaVersionError` for anything else."""
+    match = _VERSION.match(text) if isinstance(text, str) else None
+    if match is None:
+        raise SchemaVersionError(f"schema_version {text!r} is not of the form MAJOR.MINOR")
+    return int(match[1]), int(match[2])
+
+
+class Frozen(BaseModel):
+    """An immutable part of a record. Unknown fields are ignored: a newer minor version added them."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class Record(Frozen):
+    """An immutable, versioned record.
+
+    Subclasses set `SCHEMA` (the version they write). Reading one whose major version is newer raises
+    `SchemaVersionError`; fields that a newer minor version added are dropped.
+    """
+
+    SCHEMA: ClassVar[str] = "1.0"
+
+    schema_version: str = Field(default="", validate_default=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _negotiate(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        written = data.get("schema_version") or cls.SCHEMA
+        theirs, ours = parse_version(written), parse_version(cls.SCHEMA)
+        if theirs[0] != ours[0]:
+            raise SchemaVersionError(
+                f"{cls.__name__} has schema version {written}, this hpcroll reads {ours[0]}.x; "
+                "use the hpcroll that wrote it, or a newer one"
+            )
+        unknown = sorted(set(data) - set(cls.model_fields))
+        if unknown and theirs <= ours:
+            raise ValueError(f"unknown fields {', '.join(unknown)} in a {cls.__name__}")
+        return {**data, "schema_version": written}
+
+    def to_json(self) -> str:
+        """Canonical JSON: sorted keys, no spaces, ASCII only; equal records give equal text."""
+        return canonical_json(self.model_dump(mode="json"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """The record of `text`; raises `SchemaVersionError` or pydantic's `ValidationError`."""
+        return cls.model_validate_json(text)
+
+    def digest(self) -> str:
+        """SHA-256 (hex) of the canonical JSON."""
+        return sha256_hex(self.to_json().encode())
+
+
+def canonical_json(value: Any) -> str:
+    """One text per value: sorted keys, no spaces, ASCII, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def sha256_hex(data: bytes) -> str:
+    """SHA-256 of `data`, as 64 hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,1 @@
+"""Verifiers: from what an agent left to a reward."""

@@ -1,0 +1,171 @@
+"""Every name of a run directory is spelt here, and nowhere else.
+
+run.json                                      schema version, resolved config and digest, probe results
+tasks/<segment>.jsonl.zst                     immutable manifest segment: one submission
+workers/<incarnation>.json | .ended           who a worker is; written by its parent once it is gone
+beats/<incarnation>                           heartbeat, fixed width
+claims/<leg>/<segment>/<n>>12>/<n>.a<k>       hard link to the claimant's workers/ file
+claims/<leg>/<segment>/<n>>12>/<n>.a<k>.end   why attempt k ended without a result
+done/<leg>/<segment>/<n>>12>/<n>              hard link to the committer's workers/ file
+bundles/<leg>/<segment>/<n>.a<k>              what a leg hands to the next
+journal/<incarnation>                         model calls, before the agent sees the reply
+events/<incarnation>.jsonl                    stage transitions, timings, failures
+shards/<incarnation>.<i>.shard | .log         trajectory records and their commit log
+adopt/<shard>.<g>                             an adopter's index of a dead incarnation's shard
+cancel/ drain/ hold/                          the operator's wishes, as names
+policy/                                       versions and endpoints
+logs/                                         output of jobs and workers
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcroll.contract import RolloutRef
+
+FANOUT_BITS = 12
+"""Rollouts per directory, as a power of two."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """The paths of the run in directory `root`."""
+
+    root: Path
+
+    @property
+    def run_json(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def closed(self) -> Path:
+        """Exists once the run is closed."""
+        return self.root / "closed"
+
+    @property
+    def tasks(self) -> Path:
+        return self.root / "tasks"
+
+    @property
+    def workers(self) -> Path:
+        return self.root / "workers"
+
+    @property
+    def beats(self) -> Path:
+        return self.root / "beats"
+
+    @property
+    def claims(self) -> Path:
+        return self.root / "claims"
+
+    @property
+    def done(self) -> Path:
+        return self.root / "done"
+
+    @property
+    def bundles(self) -> Path:
+        return self.root / "bundles"
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events"
+
+    @property
+    def shards(self) -> Path:
+        return self.root / "shards"
+
+    @property
+    def adopt(self) -> Path:
+        return self.root / "adopt"
+
+    @property
+    def cancel(self) -> Path:
+        return self.root / "cancel"
+
+    @property
+    def drain(self) -> Path:
+        return self.root / "drain"
+
+    @property
+    def hold(self) -> Path:
+        return self.root / "hold"
+
+    @property
+    def policy(self) -> Path:
+        return self.root / "policy"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    def directories(self) -> tuple[Path, ...]:
+        """Every directory that a run has from its creation on."""
+        return (
+            self.tasks,
+            self.workers,
+            self.beats,
+            self.claims,
+            self.done,
+            self.bundles,
+            self.journal,
+            self.events,
+            self.shards,
+            self.adopt,
+            self.cancel,
+            self.drain,
+            self.hold,
+            self.policy,
+            self.policy / "endpoints",
+            self.policy / "versions",
+            self.logs,
+        )
+
+    def segment_file(self, segment: str) -> Path:
+        return self.tasks / f"{segment}.jsonl.zst"
+
+    def worker_file(self, incarnation: str) -> Path:
+        return self.workers / f"{incarnation}.json"
+
+    def ended_file(self, incarnation: str) -> Path:
+        return self.workers / f"{incarnation}.ended"
+
+    def beat_file(self, incarnation: str) -> Path:
+        return self.beats / incarnation
+
+    def journal_file(self, incarnation: str) -> Path:
+        return self.journal / incarnation
+
+    def events_file(self, incarnation: str) -> Path:
+        return self.events / f"{incarnation}.jsonl"
+
+    def shard_file(self, incarnation: str, index: int) -> Path:
+        return self.shards / f"{incarnation}.{index}.shard"
+
+    def commit_log(self, incarnation: str, index: int) -> Path:
+        return self.shards / f"{incarnation}.{index}.log"
+
+    def fanout(self, ref: RolloutRef) -> str:
+        return f"{ref.ordinal >> FANOUT_BITS}"
+
+    def claim_directory(self, leg: str, ref: RolloutRef) -> Path:
+        return self.claims / leg / ref.segment / self.fanout(ref)
+
+    def claim_link(self, leg: str, ref: RolloutRef, attempt: int) -> Path:
+        return self.claim_directory(leg, ref) / f"{ref.ordinal}.a{attempt}"
+
+    def end_file(self, leg: str, ref: RolloutRef, attempt: int) -> Path:
+        return self.claim_directory(leg, ref) / f"{ref.ordinal}.a{attempt}.end"
+
+    def done_directory(self, leg: str, ref: RolloutRef) -> Path:
+        return self.done / leg / ref.segment / self.fanout(ref)
+
+    def done_link(self, leg: str, ref: RolloutRef) -> Path:
+        return self.done_directory(leg, ref) / str(ref.ordinal)
+
+    def bundle_file(self, leg: str, ref: RolloutRef, attempt: int) -> Path:
+        return self.bundles / leg / ref.segment / f"{ref.ordinal}.a{attempt}"

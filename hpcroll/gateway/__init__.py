@@ -1,0 +1,1 @@
+"""The node-local model endpoint that records tokens."""

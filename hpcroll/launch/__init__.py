@@ -1,0 +1,1 @@
+"""Launchers: start workers, tell their state, stop them."""

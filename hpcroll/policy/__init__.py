@@ -1,0 +1,1 @@
+"""The policy registry: versions that the trainer publishes, endpoints that serve them."""

@@ -1,0 +1,1 @@
+"""Rootless sandboxes, and the images they start from."""

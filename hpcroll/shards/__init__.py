@@ -1,0 +1,1 @@
+"""Trajectory shards: written by workers, read by trainers."""

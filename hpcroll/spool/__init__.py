@@ -1,0 +1,1 @@
+"""The spool: a job queue on a shared file system, coordinated by hard links."""

@@ -1,0 +1,1 @@
+"""Task files: reading, checking and building them."""

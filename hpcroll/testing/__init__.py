@@ -1,0 +1,1 @@
+"""For tests and demos: a scripted policy server, and the contract suites for plug-in authors."""

@@ -1,0 +1,1 @@
+"""One worker: stage pools, deadlines, drain and commit."""
