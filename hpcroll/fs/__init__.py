@@ -1,5 +1,33 @@
 """The shared file system: names, atomic writes, probes and node-local locks."""
 
-from hpcroll.fs.paths import RunPaths
+from hpcroll.fs.atomic import (
+    fsync_directory,
+    list_names,
+    make_directories,
+    publish,
+    read_fresh,
+    replace,
+    write_all,
+)
+from hpcroll.fs.links import claim_name, read_token
+from hpcroll.fs.mounts import filesystem_type, is_node_local
+from hpcroll.fs.paths import FANOUT_BITS, RunPaths
+from hpcroll.fs.probe import FilesystemProbe, probe_filesystem
 
-__all__ = ["RunPaths"]
+__all__ = [
+    "FANOUT_BITS",
+    "FilesystemProbe",
+    "RunPaths",
+    "claim_name",
+    "filesystem_type",
+    "fsync_directory",
+    "is_node_local",
+    "list_names",
+    "make_directories",
+    "probe_filesystem",
+    "publish",
+    "read_fresh",
+    "read_token",
+    "replace",
+    "write_all",
+]

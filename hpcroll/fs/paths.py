@@ -2,7 +2,10 @@
 
 run.json                                      schema version, resolved config and digest, probe results
 tasks/<segment>.jsonl.zst                     immutable manifest segment: one submission
-workers/<incarnation>.json | .ended           who a worker is; written by its parent once it is gone
+workers/<incarnation>.json                    who a worker is: the token that claims link to
+workers/<incarnation>.<i>.copy                the same token again, once the first nears LINK_MAX
+workers/<incarnation>.<i>.final               the same, for an end that leaves the later legs nothing to do
+workers/<incarnation>.ended                   written by the worker's parent once it is gone
 beats/<incarnation>                           heartbeat, fixed width
 claims/<leg>/<segment>/<n>>12>/<n>.a<k>       hard link to the claimant's workers/ file
 claims/<leg>/<segment>/<n>>12>/<n>.a<k>.end   why attempt k ended without a result
@@ -19,6 +22,7 @@ logs/                                         output of jobs and workers
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,6 +135,9 @@ class RunPaths:
     def worker_file(self, incarnation: str) -> Path:
         return self.workers / f"{incarnation}.json"
 
+    def token_copy(self, incarnation: str, index: int, *, final: bool) -> Path:
+        return self.workers / f"{incarnation}.{index}.{'final' if final else 'copy'}"
+
     def ended_file(self, incarnation: str) -> Path:
         return self.workers / f"{incarnation}.ended"
 
@@ -166,6 +173,15 @@ class RunPaths:
 
     def done_link(self, leg: str, ref: RolloutRef) -> Path:
         return self.done_directory(leg, ref) / str(ref.ordinal)
+
+    def segment_directories(self, legs: Sequence[str], segment: str, size: int) -> list[Path]:
+        """Every directory that the `size` rollouts of `segment` need; workers never create one."""
+        refs = [RolloutRef(segment=segment, ordinal=n) for n in range(0, size, 1 << FANOUT_BITS)]
+        directories = [self.bundles / leg / segment for leg in legs]
+        for leg in legs:
+            for ref in refs:
+                directories += [self.claim_directory(leg, ref), self.done_directory(leg, ref)]
+        return directories
 
     def bundle_file(self, leg: str, ref: RolloutRef, attempt: int) -> Path:
         return self.bundles / leg / ref.segment / f"{ref.ordinal}.a{attempt}"
