@@ -201,6 +201,10 @@ class LaunchConfig(Strict):
     """Seconds before its time limit at which a worker is told to drain."""
     array_parallelism: int | None = Field(default=None, ge=1)
     """Most array tasks of one launch that run at once."""
+    restarts: int = Field(default=100, ge=0)
+    """Restarts of a job, for whatever reason, after which it no longer requeues itself."""
+    idle_s: float = Field(default=30.0, ge=0)
+    """Seconds without any unfinished rollout after which a worker ends."""
     setup: tuple[str, ...] = ()
     """Shell lines run in the job before the worker starts (module load, export ...)."""
     sbatch: dict[str, JsonValue] = Field(default_factory=dict)

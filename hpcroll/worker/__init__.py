@@ -1,1 +1,5 @@
 """One worker: stage pools, deadlines, drain and commit."""
+
+from hpcroll.worker.parent import run_rank as main
+
+__all__ = ["main"]

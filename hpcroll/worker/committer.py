@@ -1,0 +1,88 @@
+"""Group commit: many rollouts share the fsyncs that make them durable, in the one order that is safe.
+
+    append the records → fsync the shard → link `done` → fsync its directory → mark
+
+A record is never visible before it is durable, and never marked where another attempt won.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hpcroll.contract import Trajectory
+from hpcroll.shards import RecordAddress, ShardWriter
+from hpcroll.spool import Claim, sync_done_directories
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    claim: Claim
+    trajectory: Trajectory | None
+    """None where the leg hands a bundle to the next one, which is durable already."""
+    won: asyncio.Future[bool]
+    address: RecordAddress | None = None
+
+
+class Committer:
+    """Commits the results of one worker; `run` it as a task, then `commit` from any other."""
+
+    def __init__(self, writer: ShardWriter, *, window_s: float) -> None:
+        self._writer = writer
+        self._window_s = window_s
+        self._pending: list[_Pending] = []
+        self._wake = asyncio.Event()
+
+    async def commit(self, claim: Claim, trajectory: Trajectory | None) -> bool:
+        """Whether this attempt's result is the rollout's; durable and visible on return of True.
+
+        False: another attempt won, and this one's record is never marked. Raises `OSError` or
+        `HpcrollError` where the file system refuses; nothing is visible then.
+        """
+        item = _Pending(claim, trajectory, asyncio.get_running_loop().create_future())
+        self._pending.append(item)
+        self._wake.set()
+        return await asyncio.shield(item.won)
+
+    async def run(self) -> None:
+        """Commits in groups until cancelled."""
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(self._window_s)
+            self._wake.clear()
+            group, self._pending = self._pending, []
+            failures = await asyncio.to_thread(self._commit_group, group)
+            for item in group:
+                if item.won.cancelled():
+                    continue
+                error = failures.get(id(item))
+                if error is not None:
+                    item.won.set_exception(error)
+                else:
+                    item.won.set_result(item.claim.won)
+
+    def _commit_group(self, group: list[_Pending]) -> dict[int, Exception]:
+        """Runs in a thread; the error of each item that failed, by `id`."""
+        failures: dict[int, Exception] = {}
+
+        def step(work: Callable[[_Pending], None]) -> None:
+            for item in group:
+                if id(item) not in failures:
+                    try:
+                        work(item)
+                    except Exception as error:  # noqa: BLE001 - handed to whoever awaits this item
+                        failures[id(item)] = error
+
+        step(self._append)
+        self._writer.sync()
+        step(lambda item: item.claim.link_done())
+        sync_done_directories([item.claim for item in group if id(item) not in failures])
+        won = [item for item in group if id(item) not in failures and item.claim.won]
+        self._writer.mark([item.address for item in won if item.address is not None])
+        return failures
+
+    def _append(self, item: _Pending) -> None:
+        if item.trajectory is not None:
+            item.claim.note_record()
+            item.address = self._writer.append(item.trajectory)

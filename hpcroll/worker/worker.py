@@ -1,0 +1,222 @@
+"""The worker: claims rollouts, flies them through its stages, commits, and stops without losing any."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+
+from hpcroll.contract import Failure, FailureClass, Status, StopReason
+from hpcroll.errors import HpcrollError
+from hpcroll.spool import BeatCounts, Claim, Claims, EventLog, Heartbeat, Incarnation, Spool
+from hpcroll.worker.committer import Committer
+from hpcroll.worker.drain import Drain
+from hpcroll.worker.failures import describe
+from hpcroll.worker.flights import Conductor, Result
+from hpcroll.worker.pools import Flight, StagePools
+
+log = logging.getLogger(__name__)
+
+_IDLE_POLL_S = 0.5
+_WISH_POLL_S = 1.0
+
+
+class Worker:
+    """One process's share of a run: a claim loop, and one task per rollout in flight."""
+
+    def __init__(
+        self,
+        spool: Spool,
+        incarnation: Incarnation,
+        *,
+        claims: Claims,
+        pools: StagePools,
+        conductor: Conductor,
+        committer: Committer,
+        heartbeat: Heartbeat,
+        events: EventLog,
+    ) -> None:
+        self._spool = spool
+        self._incarnation = incarnation
+        self._claims = claims
+        self._pools = pools
+        self._conductor = conductor
+        self._committer = committer
+        self._heartbeat = heartbeat
+        self._events = events
+        self._drain = Drain(spool.config.stages.drain_grace_s)
+        self._tasks: dict[asyncio.Task[None], Flight] = {}
+        self._statuses: Counter[Status] = Counter()
+        self._failures: Counter[FailureClass] = Counter()
+        self._last_failure = ""
+        self.broken = False
+        """True where a commit failed: only a new incarnation may try that rollout again."""
+
+    async def run(self) -> None:
+        """Works until nothing is left for this leg, or until a drain is done."""
+        self._drain.listen()
+        async with contextlib.AsyncExitStack() as stack:
+            for service in (self._committer.run(), self._beat(), self._watch_wishes(), self._release()):
+                stack.push_async_callback(_end, asyncio.create_task(service))
+            await self._claim()
+            while self._tasks:
+                await asyncio.wait(self._tasks)
+            await asyncio.to_thread(self._beat_once)
+        self._events.write("worker.end", reason=self._drain.reason or "nothing left")
+
+    async def _claim(self) -> None:
+        """Claims what fits, until a drain is asked for or the leg is done and stays so."""
+        idle_since = None
+        while not self._drain.asked:
+            if not self._pools.has_room():
+                await self._pools.wait_changed(_IDLE_POLL_S)
+                continue
+            claim = await asyncio.to_thread(self._claims.next)
+            if claim is not None:
+                idle_since = None
+                if self._drain.asked:
+                    await asyncio.to_thread(claim.release)
+                else:
+                    self._take_off(claim)
+                continue
+            if not self._tasks and await asyncio.to_thread(self._claims.finished):
+                idle_since = idle_since or time.monotonic()
+                if time.monotonic() - idle_since >= self._spool.config.launch.idle_s:
+                    return
+            else:
+                idle_since = None
+            await self._drain.wait_asked(_IDLE_POLL_S)
+
+    def _take_off(self, claim: Claim) -> None:
+        flight = Flight(claim)
+        self._pools.admit(flight)
+        self._events.write("claimed", rollout=str(flight.ref), attempt=claim.attempt)
+        task = asyncio.create_task(self._fly(flight), name=flight.scratch_name)
+        self._tasks[task] = flight
+        task.add_done_callback(self._landed)
+
+    def _landed(self, task: asyncio.Task[None]) -> None:
+        flight = self._tasks.pop(task)
+        self._pools.dismiss(flight)
+        if not task.cancelled() and task.exception() is not None:
+            # The claim simply times out; its worker says why, and goes on with the others.
+            log.error("rollout %s: lost by an error of ours", flight.ref, exc_info=task.exception())
+
+    async def _fly(self, flight: Flight) -> None:
+        """Brings one rollout to its end: committed, failed, released, or lost to another attempt."""
+        try:
+            result = await self._conductor.conduct(flight)
+        except asyncio.CancelledError:
+            if not flight.cancelled:
+                return  # released by `_release`, which ended the claim before it cancelled this task
+            result = self._conductor.abandon(flight, Status.CANCELLED, StopReason.CANCELLED)
+        except Exception as error:  # noqa: BLE001 - the worker loop: a failed attempt is data
+            await self._fail(flight, error)
+            return
+        if await self._believed(flight):
+            await self._commit(flight, result)
+
+    async def _commit(self, flight: Flight, result: Result) -> None:
+        ref, attempt = str(flight.ref), flight.claim.attempt
+        try:
+            if not await asyncio.to_thread(flight.claim.still_mine):
+                self._events.write("lost", rollout=ref, attempt=attempt)
+                return
+            won = await self._conductor.commit(flight, result, self._committer)
+        except (OSError, HpcrollError) as error:
+            self.broken = True
+            self._drain.ask(f"commit failed: {error}", grace=False)
+            await self._end_attempt(flight, error)
+            return
+        status = result.record.status
+        self._events.write("committed" if won else "lost", rollout=ref, attempt=attempt, status=status)
+        if won:
+            self._statuses[status] += 1
+
+    async def _fail(self, flight: Flight, error: Exception) -> None:
+        if await self._believed(flight):
+            await self._end_attempt(flight, error)
+
+    async def _believed(self, flight: Flight) -> bool:
+        """Whether an ending may become visible: True commits the flight to it, False released it.
+
+        Payloads and sandboxes die of a step-wide signal too: that is a planned stop and says nothing
+        of the rollout.
+        """
+        self._pools.end_stages(flight)
+        if await self._drain.settle(time.monotonic()) and not flight.released:
+            flight.committing = True
+            return True
+        if not flight.released:
+            await asyncio.to_thread(flight.claim.release)
+        return False
+
+    async def _end_attempt(self, flight: Flight, error: Exception) -> None:
+        failure = self._failure(flight, error)
+        log.warning("rollout %s attempt %d: %s: %s", flight.ref, failure.attempt, failure.error, error)
+        self._last_failure = f"{flight.ref}: {failure.error}: {failure.message}"
+        self._failures[FailureClass(failure.reason.value)] += 1
+        await asyncio.to_thread(flight.claim.fail, failure)
+        self._events.write("failed", rollout=str(flight.ref), **failure.model_dump(mode="json"))
+
+    def _failure(self, flight: Flight, error: Exception) -> Failure:
+        return describe(
+            error,
+            attempt=flight.claim.attempt,
+            stage=flight.last_stage,
+            node=self._incarnation.host,
+            incarnation=self._incarnation.id,
+        )
+
+    async def _release(self) -> None:
+        """Once a drain is due: first ends every claim as `released`, then stops what they run."""
+        await self._drain.wait_due()
+        flights = [flight for flight in self._tasks.values() if not flight.committing]
+        for flight in flights:
+            flight.released = True
+        await asyncio.to_thread(lambda: [flight.claim.release() for flight in flights])
+        for flight in flights:
+            self._events.write("released", rollout=str(flight.ref), attempt=flight.claim.attempt)
+        for task, flight in list(self._tasks.items()):
+            if flight.released:
+                task.cancel()
+
+    async def _watch_wishes(self) -> None:
+        """Sees to the operator's wishes: a drain, and rollouts that nobody wants any more."""
+        while True:
+            if await asyncio.to_thread(self._spool.wishes.draining, self._incarnation.id):
+                self._drain.ask("asked by the operator")
+            for task, flight in list(self._tasks.items()):
+                unwanted = self._spool.wishes.is_cancelled(flight.claim.rollout)
+                if unwanted and not (flight.committing or flight.released or flight.cancelled):
+                    flight.cancelled = True
+                    task.cancel()
+            await asyncio.sleep(_WISH_POLL_S)
+
+    async def _beat(self) -> None:
+        """Beats as long as the main loop turns and no rollout is far past its deadline."""
+        while True:
+            overdue = self._pools.overdue()
+            if overdue:
+                self._events.write("hung", rollouts=[str(flight.ref) for flight in overdue])
+            else:
+                await asyncio.to_thread(self._beat_once)
+            await asyncio.sleep(self._spool.config.lease.beat_s)
+
+    def _beat_once(self) -> None:
+        self._heartbeat.beat(
+            BeatCounts(
+                stages=self._pools.counts(),
+                statuses=dict(self._statuses),
+                failures=dict(self._failures),
+                last_failure=self._last_failure,
+            )
+        )
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
