@@ -85,7 +85,7 @@ unpack_with_private_libc() {
         dpkg-deb -x "$(echo "$work/debs/${name}"_*.deb)" "$libs"
     done
     dpkg-deb -x "$deb" "$tree"
-    rm -rf "$tree/usr/share" "$new"
+    rm -rf "${tree:?}/usr/share" "$new"
     interpreter=$(basename "$(patchelf --print-interpreter "$tree/usr/bin/apptainer")")
 
     install -d -m 755 "$new"
@@ -148,6 +148,7 @@ make_tiny_image() {
 works_unprivileged() {
     command -v apptainer >/dev/null || { echo "apptainer is not installed"; return 1; }
     local interfaces
+    # shellcheck disable=SC2016  # expanded by the shell in the container
     interfaces=$(cd / && setpriv --reuid "$user" --regid "$(id -g "$user")" --init-groups \
         env -i PATH=/usr/bin:/bin:/usr/sbin:/sbin HOME="$work" \
         apptainer -s exec --userns --containall --cleanenv --no-home --net --network none "$work/image" \

@@ -1,5 +1,6 @@
 # Start, find and stop the cluster's processes, each by its recorded pid.
 # Sourced by devcluster; uses $state and die.
+# shellcheck shell=bash disable=SC2154
 #
 # A record is a file $state/run/NAME.pid with a pid and its start time in clock
 # ticks: after a reboot or a wrap of pids the pair names no other process.
@@ -8,6 +9,7 @@ start_ticks() { # PID -> field 22 of its stat; the name before it may hold blank
     local stat
     { stat=$(<"/proc/$1/stat"); } 2>/dev/null || return 1
     # A zombie has ended, even where nobody reaps it (a container without an init).
+    # shellcheck disable=SC2086  # to be split
     set -- ${stat##*) }
     [ "$1" != Z ] && echo "${20}"
 }
@@ -108,7 +110,7 @@ sweep_host() { # NAME: end by pid what its node left behind (steps outlive a slu
 
 # Programs expect a node's name to resolve; /etc/hosts is rewritten in place, since in
 # a container it is a mount that cannot be renamed over.
-hosts_mark='# hpcroll-devcluster'
+hosts_mark="# devcluster in $state"
 
 name_hosts() { # NAME...
     unname_hosts
