@@ -1,1 +1,6 @@
-"""From model calls to token sequences, and the invariants that hold for them."""
+"""Trajectories: from recorded model calls to segments, and the invariants that every record keeps."""
+
+from hpcroll.contract.invariants import check, shaped_because
+from hpcroll.trajectory.build import Built, build
+
+__all__ = ["Built", "build", "check", "shaped_because"]
