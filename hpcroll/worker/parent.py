@@ -30,8 +30,8 @@ def run_rank(run_dir: Path, *, leg: str | None = None, rank: int = 0) -> int:
     """Runs one rank to its end and returns its exit status.
 
     0: nothing is left to do for this leg, or a drain was asked for and done. 1: the worker failed, or
-    was killed more often than its rank starts it again. 2: bad usage. On return the worker's process tree is dead
-    and each of its incarnations is marked as ended.
+    was killed more often than its rank starts it again. 2: bad usage. On return the worker's process
+    tree is dead and each of its incarnations is marked as ended.
     """
     adopt_orphans()
     rank_process = _Rank(run_dir, leg, rank)
