@@ -107,6 +107,11 @@ class RunPaths:
     def logs(self) -> Path:
         return self.root / "logs"
 
+    @property
+    def launches(self) -> Path:
+        """One directory per launch: its record, its script and the output of its ranks."""
+        return self.logs / "launches"
+
     def directories(self) -> tuple[Path, ...]:
         """Every directory that a run has from its creation on."""
         return (
