@@ -14,9 +14,11 @@ bundles/<leg>/<segment>/<n>.a<k>              what a leg hands to the next
 journal/<incarnation>                         model calls, before the agent sees the reply
 events/<incarnation>.jsonl                    stage transitions, timings, failures
 shards/<incarnation>.<i>.shard | .log         trajectory records and their commit log
-adopt/<shard>.<g>                             an adopter's index of a dead incarnation's shard
+adopt/<incarnation>.<i>.<g>                   an adopter's index of a dead incarnation's shard
 cancel/ drain/ hold/                          the operator's wishes, as names
-policy/                                       versions and endpoints
+policy/versions/<g>                           the g-th version that was published
+policy/latest.<name>                          the newest version of policy <name>
+policy/endpoints/<id>.json | .beat            inference servers and their heartbeats
 logs/                                         output of jobs and workers
 """
 
@@ -25,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from hpcroll.contract import RolloutRef
 
@@ -160,6 +163,22 @@ class RunPaths:
 
     def commit_log(self, incarnation: str, index: int) -> Path:
         return self.shards / f"{incarnation}.{index}.log"
+
+    def adoption_file(self, incarnation: str, index: int, generation: int) -> Path:
+        return self.adopt / f"{incarnation}.{index}.{generation}"
+
+    def policy_version(self, generation: int) -> Path:
+        return self.policy / "versions" / str(generation)
+
+    def policy_latest(self, policy_name: str) -> Path:
+        # A model name may hold slashes, as names on model hubs do.
+        return self.policy / f"latest.{quote(policy_name, safe='')}"
+
+    def endpoint_file(self, endpoint_id: str) -> Path:
+        return self.policy / "endpoints" / f"{endpoint_id}.json"
+
+    def endpoint_beat(self, endpoint_id: str) -> Path:
+        return self.policy / "endpoints" / f"{endpoint_id}.beat"
 
     def fanout(self, ref: RolloutRef) -> str:
         return f"{ref.ordinal >> FANOUT_BITS}"

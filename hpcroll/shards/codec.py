@@ -65,7 +65,7 @@ def encode_trajectory(trajectory: Trajectory, *, level: int = 3) -> bytes:
     frames = {
         FrameKind.SUMMARY: _json_bytes(asdict(_summary(record))),
         FrameKind.TOKENS: _tokens_bytes(trajectory),
-        FrameKind.RECORD: record.model_dump_json(exclude=_WITHOUT_TEXT).encode(),
+        FrameKind.RECORD: _json_bytes(record.model_dump(mode="json", exclude=_WITHOUT_TEXT)),
         FrameKind.TEXT: _json_bytes([[call.messages, call.reply] for call in record.calls]),
     }
     return join_frames(ref, record.attempt, frames, level=level)
@@ -84,7 +84,7 @@ def decode_trajectory(data: bytes) -> Trajectory:
 
 def read_summary(header: Header, data: bytes) -> Summary:
     """The summary column of a record."""
-    fields: dict[str, Any] = json.loads(open_frame(header, FrameKind.SUMMARY, data))
+    fields: dict[str, Any] = _from_json(open_frame(header, FrameKind.SUMMARY, data))
     known = ((name, fields[name]) for name in Summary.__dataclass_fields__)
     values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in known}
     return Summary(**values)
@@ -107,14 +107,12 @@ def read_tokens(header: Header, summary: Summary, data: bytes) -> tuple[SegmentT
 
 def read_record(header: Header, data: bytes, *, text: bool) -> TrajectoryRecord:
     """The record; its calls have messages and replies only with `text`, which decompresses that column."""
-    raw = open_frame(header, FrameKind.RECORD, data)
-    if not text:
-        return TrajectoryRecord.from_json(raw)
-    fields = json.loads(raw)
-    texts = json.loads(_text(open_frame(header, FrameKind.TEXT, data)))
-    for call, (messages, reply) in zip(fields["calls"], texts, strict=True):
-        call["messages"], call["reply"] = messages, reply
-    return TrajectoryRecord.model_validate_json(_json_bytes(fields))
+    fields = _from_json(open_frame(header, FrameKind.RECORD, data))
+    if text:
+        texts = _from_json(open_frame(header, FrameKind.TEXT, data))
+        for call, (messages, reply) in zip(fields["calls"], texts, strict=True):
+            call["messages"], call["reply"] = messages, reply
+    return TrajectoryRecord.model_validate(fields)
 
 
 def _summary(record: TrajectoryRecord) -> Summary:
@@ -155,9 +153,10 @@ def _tokens_bytes(trajectory: Trajectory) -> bytes:
 
 
 def _json_bytes(value: Any) -> bytes:
-    # Not ASCII only: zstd sees shorter text. A lone surrogate, which JSON of an agent may hold, survives.
+    # The json module, not pydantic's: an agent's text may hold a lone surrogate, and a commit must not fail
+    # on it. Not ASCII only: zstd then sees shorter text.
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogatepass")
+def _from_json(raw: bytes) -> Any:
+    return json.loads(raw.decode("utf-8", "surrogatepass"))

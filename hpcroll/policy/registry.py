@@ -1,0 +1,129 @@
+"""Policy versions: a chain of immutable files, so that publications have one order for everyone."""
+
+from __future__ import annotations
+
+import time
+
+from pydantic import ValidationError
+
+from hpcroll.contract.policy import PolicyVersion
+from hpcroll.errors import ConfigError, CorruptRecordError
+from hpcroll.fs.atomic import publish, read_fresh, replace
+from hpcroll.fs.paths import RunPaths
+from hpcroll.policy.endpoints import Endpoint, EndpointLease, EndpointWatch, register
+
+
+class PolicyRegistry:
+    """The policy versions and inference servers of one run. Not for several threads at once."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+        self._chain: dict[int, PolicyVersion] = {}
+        """Entries read so far, by their place in the chain; immutable, so never read twice."""
+        self._watch = EndpointWatch(paths)
+
+    def publish(
+        self,
+        version: int,
+        *,
+        weights: str | None,
+        digest: str | None = None,
+        name: str = "policy",
+        lineage: str = "main",
+    ) -> PolicyVersion:
+        """Makes `version` the newest of policy `name`; durable and visible on return.
+
+        Publishing a version again with the same weights changes nothing. Raises `ConfigError` where the
+        lineage has that version with other weights, or a higher version.
+        """
+        try:
+            wanted = PolicyVersion(
+                policy_name=name,
+                lineage=lineage,
+                version=version,
+                weights=weights,
+                weights_digest=digest,
+                published_at=time.time(),
+            )
+        except ValidationError as error:
+            raise ConfigError(f"policy {name!r} version {version!r} cannot be published: {error}") from error
+        while True:
+            known = self.versions()
+            published = _published_before(known, wanted)
+            if published is not None:
+                break
+            # One winner per place: whoever loses it looks at the winner's entry before it goes on.
+            if publish(self._paths.policy_version(len(known)), wanted.to_json().encode()):
+                published = wanted
+                break
+        self._repair_latest(name)
+        return published
+
+    def versions(self) -> tuple[PolicyVersion, ...]:
+        """Every published version of every policy, in order of publication."""
+        self._read_chain()
+        return tuple(self._chain[place] for place in range(len(self._chain)))
+
+    def latest(self, name: str = "policy") -> PolicyVersion | None:
+        """The version of policy `name` that was published last; None where there is none.
+
+        One file is opened, which a network file system answers with what its server holds now.
+        """
+        data = read_fresh(self._paths.policy_latest(name))
+        return None if data is None else self._parse(data, str(self._paths.policy_latest(name)))
+
+    def register_endpoint(
+        self, url: str, served_name: str, *, version: int | None = None, kind: str = "openai"
+    ) -> EndpointLease:
+        """Tells gateways of an inference server; it counts as live while the lease beats.
+
+        `version`: the policy version that it serves, None where it follows the registry.
+        """
+        return register(self._paths, Endpoint.new(url, served_name, version=version, kind=kind))
+
+    def endpoints(self, max_silence_s: float) -> tuple[Endpoint, ...]:
+        """The servers whose heartbeat moved within `max_silence_s`, see `EndpointWatch.live`."""
+        return self._watch.live(max_silence_s)
+
+    def _read_chain(self) -> None:
+        while (data := read_fresh(self._paths.policy_version(len(self._chain)))) is not None:
+            place = len(self._chain)
+            self._chain[place] = self._parse(data, str(self._paths.policy_version(place)))
+
+    def _repair_latest(self, name: str) -> None:
+        """Points `latest` at the last entry of the chain, also where its publisher died before it could."""
+        while True:
+            mine = [entry for entry in self.versions() if entry.policy_name == name]
+            current = self.latest(name)
+            if not mine or current == mine[-1]:
+                return
+            replace(self._paths.policy_latest(name), mine[-1].to_json().encode())
+
+    @staticmethod
+    def _parse(data: bytes, where: str) -> PolicyVersion:
+        try:
+            return PolicyVersion.from_json(data)
+        except ValidationError as error:
+            raise CorruptRecordError(f"{where} is not a policy version: {error}") from error
+
+
+def _published_before(known: tuple[PolicyVersion, ...], wanted: PolicyVersion) -> PolicyVersion | None:
+    """The entry that `wanted` repeats, or None where it is new; raises `ConfigError` where it conflicts."""
+    line = [e for e in known if (e.policy_name, e.lineage) == (wanted.policy_name, wanted.lineage)]
+    for entry in line:
+        if entry.version == wanted.version:
+            if entry.same_weights(wanted):
+                return entry
+            raise ConfigError(
+                f"version {wanted.version} of policy {wanted.policy_name!r}, lineage {wanted.lineage!r}, was "
+                f"published with weights {entry.weights!r} (digest {entry.weights_digest}), not "
+                f"{wanted.weights!r} (digest {wanted.weights_digest}); publish a new version, or name a new "
+                "lineage if training restarted from an older checkpoint"
+            )
+    highest = max((entry.version for entry in line), default=-1)
+    if wanted.version < highest:
+        raise ConfigError(
+            f"version {wanted.version} of policy {wanted.policy_name!r} is older than version {highest} of "
+            f"lineage {wanted.lineage!r}; name a new lineage if training restarted from an older checkpoint"
+        )
+    return None
