@@ -32,7 +32,10 @@ def test_double_forked_sessions_are_killed(tmp_path: Path) -> None:
 
 
 def test_a_worker_dies_with_its_parent(tmp_path: Path) -> None:
-    child = "from hpcroll.worker.processes import die_with_parent\nimport time\ndie_with_parent()\nprint('up', flush=True)\ntime.sleep(1000)"
+    child = (
+        "import time\nfrom hpcroll.worker.processes import die_with_parent\n"
+        "die_with_parent()\nprint('up', flush=True)\ntime.sleep(1000)"
+    )
     parent = (
         "import subprocess, sys, time\n"
         f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE, text=True)\n"
