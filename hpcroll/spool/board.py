@@ -1,0 +1,150 @@
+"""What one worker may start next in its leg, in order; see `fanout` for how little that proves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from hpcroll.contract import RolloutRef
+from hpcroll.fs import FANOUT_BITS, RunPaths
+from hpcroll.spool.fanout import FanOut
+from hpcroll.spool.manifest import Segment
+
+WINDOW_ROLLOUTS = 32
+"""Workers choose among whole groups until they hold this many rollouts: enough that many workers rarely
+meet, few enough that groups complete early."""
+
+_IDLE_FIRST_S = 0.25
+_IDLE_LONGEST_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A rollout that may be startable."""
+
+    segment: Segment
+    fanout: FanOut
+    ordinal: int
+
+    @property
+    def ref(self) -> RolloutRef:
+        return self.segment.ref(self.ordinal)
+
+
+class Board:
+    """The rollouts of one leg that are not known to be done. Not thread-safe; its owner serialises."""
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        legs: tuple[str, ...],
+        leg: str,
+        *,
+        relist_s: float,
+        is_held: Callable[[str], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._paths = paths
+        self._leg = leg
+        index = legs.index(leg)
+        self._previous_leg = legs[index - 1] if index else None
+        self._relist_s = relist_s
+        self._is_held = is_held
+        self._idle_s = _IDLE_FIRST_S
+        self._clock = clock
+        self._known: set[str] = set()
+        self._open: list[tuple[Segment, list[FanOut]]] = []
+        self.listings = 0
+        """Grows with every listing: what was scanned before need not be scanned again until then."""
+
+    def update(self, segments: tuple[Segment, ...]) -> None:
+        """Takes in segments that appeared since; they stand in the order of `segments`."""
+        fresh = [segment for segment in segments if segment.name not in self._known]
+        if not fresh:
+            return
+        order = {segment.name: index for index, segment in enumerate(segments)}
+        self._known |= {segment.name for segment in fresh}
+        self._open += [(segment, _fan_outs(segment)) for segment in fresh]
+        self._open.sort(key=lambda item: order[item[0].name])
+
+    def window(self, wanted: Callable[[Segment, int], bool]) -> list[Candidate]:
+        """The next few groups' startable rollouts for which `wanted(segment, ordinal)` holds.
+
+        Lists what was never listed, and again what was listed long ago; where there is nothing to start,
+        it lists with back-off and is otherwise free of input and output.
+        """
+        window = self._gather(wanted, self._relist_s)
+        if not window:
+            window = self._gather(wanted, self._idle_s)
+            grown = self._idle_s * 1.5
+            self._idle_s = _IDLE_FIRST_S if window else min(grown, _IDLE_LONGEST_S)
+        else:
+            self._idle_s = _IDLE_FIRST_S
+        return window
+
+    def listed(self) -> Iterator[tuple[Segment, FanOut]]:
+        """Every fan-out directory that was listed, is not known to be complete and not held, in order."""
+        for segment, fanouts in self._open:
+            if self._is_held(segment.name):
+                continue
+            for fanout in fanouts:
+                if fanout.listed_at_s is not None:
+                    yield segment, fanout
+
+    def list_anew(self, fanout: FanOut) -> None:
+        """Lists one fan-out directory now: others are ahead of what we know."""
+        fanout.list_anew(self._paths, self._leg, self._previous_leg, self._clock())
+        self.listings += 1
+
+    def everything(self) -> Iterator[tuple[Segment, FanOut]]:
+        """Every fan-out directory that is not known to be complete, listed now or never, in order."""
+        for segment, fanouts in self._open:
+            for fanout in fanouts:
+                yield segment, fanout
+
+    @property
+    def finished(self) -> bool:
+        """Every known rollout of the leg is known to be done."""
+        self._forget_complete()
+        return not self._open
+
+    def _gather(self, wanted: Callable[[Segment, int], bool], stale_s: float) -> list[Candidate]:
+        window: list[Candidate] = []
+        self._forget_complete()
+        for segment, fanouts in self._open:
+            if self._is_held(segment.name):
+                continue
+            for fanout in fanouts:
+                self._list_if_stale(fanout, stale_s)
+                for ordinal in fanout.startable:
+                    if len(window) >= WINDOW_ROLLOUTS and _begins_group(window[-1], segment, ordinal):
+                        return window
+                    if wanted(segment, ordinal):
+                        window.append(Candidate(segment, fanout, ordinal))
+        return window
+
+    def _list_if_stale(self, fanout: FanOut, stale_s: float) -> None:
+        if fanout.complete:
+            return
+        if fanout.listed_at_s is None or self._clock() - fanout.listed_at_s >= stale_s:
+            self.list_anew(fanout)
+
+    def _forget_complete(self) -> None:
+        for segment, fanouts in self._open:
+            fanouts[:] = [fanout for fanout in fanouts if not fanout.complete]
+            if not fanouts:
+                self._open = [item for item in self._open if item[0] is not segment]
+
+
+def _begins_group(last: Candidate, segment: Segment, ordinal: int) -> bool:
+    same_segment = last.segment is segment
+    return not same_segment or last.ordinal // segment.samples != ordinal // segment.samples
+
+
+def _fan_outs(segment: Segment) -> list[FanOut]:
+    width = 1 << FANOUT_BITS
+    return [
+        FanOut(segment.name, first, min(first + width, segment.size))
+        for first in range(0, segment.size, width)
+    ]

@@ -1,0 +1,109 @@
+"""Which incarnations are gone: by word of their parent, of the scheduler, or by their silence."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hpcroll.config import LeaseConfig
+from hpcroll.contract import EndReason
+from hpcroll.fs import list_names, read_fresh
+from hpcroll.spool.incarnation import Incarnation, WorkerInfo, read_worker
+
+JobEnded = Callable[[WorkerInfo], bool | None]
+"""True where that incarnation's job is over, False where it runs, None where nobody can say."""
+
+_ASK_AFTER_BEATS = 2
+"""Silent heartbeats after which the scheduler is asked about a worker."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    info: WorkerInfo
+    beat: bytes | None
+    changed_at_s: float
+    """On our pulse: from when on its silence counts."""
+
+
+class Liveness:
+    """What one incarnation knows of all others. Not thread-safe; its owner serialises.
+
+    Death is only ever a reason to try a takeover; who wins is settled by names. A worker that was thought
+    silent and beats again is alive again.
+    """
+
+    def __init__(
+        self,
+        incarnation: Incarnation,
+        lease: LeaseConfig,
+        *,
+        job_ended: JobEnded,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._incarnation = incarnation
+        self._paths = incarnation.paths
+        self._lease = lease
+        self._job_ended = job_ended
+        self._clock = clock
+        self._watched: dict[str, _Watched] = {}
+        self._ended: set[str] = set()
+        self._silent: set[str] = set()
+        self._looked_at_s: float | None = None
+        self.changes = 0
+        """Grows whenever somebody is found gone."""
+
+    def gone(self, incarnation: str) -> EndReason | None:
+        """Why the rollouts of `incarnation` may be taken over; None where they may not."""
+        if incarnation in self._ended:
+            return EndReason.KILL
+        return EndReason.SILENCE if incarnation in self._silent else None
+
+    @property
+    def any_gone(self) -> bool:
+        return bool(self._ended or self._silent)
+
+    def host(self, incarnation: str) -> str:
+        """The node of an incarnation that was seen alive; empty for any other."""
+        watched = self._watched.get(incarnation)
+        return watched.info.host if watched is not None else ""
+
+    def look(self) -> None:
+        """Looks at everyone once per heartbeat interval: one listing, and one read per living worker."""
+        now_s = self._clock()
+        if self._looked_at_s is not None and now_s - self._looked_at_s < self._lease.beat_s:
+            return
+        self._looked_at_s = now_s
+        names = list_names(self._paths.workers)
+        known = len(self._ended) + len(self._silent)
+        self._ended |= {name.removesuffix(".ended") for name in names if name.endswith(".ended")}
+        for name in names:
+            incarnation, dot, suffix = name.rpartition(".")
+            if dot and suffix == "json" and incarnation not in self._ended:
+                self._look_at(incarnation)
+        self.changes += len(self._ended) + len(self._silent) != known
+
+    def _look_at(self, incarnation: str) -> None:
+        if incarnation == self._incarnation.id:
+            return
+        watched = self._watched.get(incarnation)
+        # Opened and read before our own clock is: what was written in between counts for the worker.
+        beat = read_fresh(self._paths.beat_file(incarnation))
+        if watched is None:
+            info = read_worker(self._paths.worker_file(incarnation))
+            if info is not None:
+                self._watched[incarnation] = _Watched(info, beat, self._incarnation.pulse.ahead_s())
+            return
+        if beat != watched.beat:
+            watched.beat = beat
+            watched.changed_at_s = self._incarnation.pulse.ahead_s()
+            self._silent.discard(incarnation)
+            return
+        self._judge(watched)
+
+    def _judge(self, watched: _Watched) -> None:
+        silent_s = self._incarnation.pulse.good_s - watched.changed_at_s
+        if silent_s >= self._lease.silence_s:
+            self._silent.add(watched.info.incarnation)
+        if silent_s >= _ASK_AFTER_BEATS * self._lease.beat_s and self._job_ended(watched.info):
+            self._ended.add(watched.info.incarnation)
