@@ -46,7 +46,7 @@ class Assembly:
     ) -> Trajectory:
         """The trajectory as far as its run stage goes: no verdict, no reward, not trainable yet."""
         rollout, model = claim.rollout, self._config.model
-        built = build(calls, shaped_logprobs=model.train_on_shaped_logprobs)
+        built = build(calls, train_on_shaped_logprobs=model.train_on_shaped_logprobs)
         record = TrajectoryRecord(
             run_id=self._run_id,
             rollout_id=rollout.rollout_id,
@@ -68,7 +68,7 @@ class Assembly:
             failure=failure,
             attempts=claim.failures,
             trainable=False,
-            not_trainable_because=("no verdict",),
+            not_trainable_because=built.masked,
             segments=built.segments,
             calls=tuple(recorded.call for recorded in calls),
             call_spans=built.call_spans,
@@ -117,7 +117,7 @@ def _obstacles(draft: Trajectory, verdict: Verdict | None, rule: TimeoutRule) ->
     if record.status is Status.TRUNCATED and rule is not TimeoutRule.GRADE:
         because.append(f"stopped by {record.stop_reason}, stages.on_timeout is {rule}")
     if not any(segment.loss_mask.any() for segment in draft.tokens):
-        because.append("no token to train on")
+        because += record.not_trainable_because or ["no token was sampled"]
     return tuple(because)
 
 

@@ -15,7 +15,6 @@ from hpcroll.contract import Stage
 from hpcroll.errors import ConfigError, HpcrollError, IsolationUnavailableError
 from hpcroll.gateway import Gateway, Journal
 from hpcroll.plugins import Family, load
-from hpcroll.policy import PolicyRegistry
 from hpcroll.sandboxes.base import SandboxProvider
 from hpcroll.shards import ShardWriter
 from hpcroll.spool import Claims, EventLog, Heartbeat, Incarnation, Spool
@@ -23,6 +22,7 @@ from hpcroll.worker.assembly import Assembly
 from hpcroll.worker.committer import Committer
 from hpcroll.worker.flights import Conductor
 from hpcroll.worker.parent import RESTART
+from hpcroll.worker.policy_view import PolicyView
 from hpcroll.worker.pools import StagePools
 from hpcroll.worker.processes import die_with_parent
 from hpcroll.worker.scheduler import SlurmJobs
@@ -71,12 +71,7 @@ async def _work(spool: Spool, leg: int, *, rank: int, announce_fd: int) -> int:
     async with AsyncExitStack() as stack:
         events = stack.enter_context(EventLog(incarnation))
         writer = stack.enter_context(ShardWriter(spool.paths, incarnation.id, config.shards))
-        gateway = None
-        if Stage.RUN in stages:
-            journal = await stack.enter_async_context(Journal(spool.paths.journal_file(incarnation.id)))
-            gateway = await stack.enter_async_context(
-                Gateway(config.model, journal=journal, registry=PolicyRegistry(spool.paths))
-            )
+        gateway = await _gateway(stack, spool, incarnation) if Stage.RUN in stages else None
         pools = StagePools(config.stages, stages, events)
         jobs = SlurmJobs(config.lease.scheduler_poll_s)
         worker = Worker(
@@ -99,6 +94,18 @@ async def _work(spool: Spool, leg: int, *, rank: int, announce_fd: int) -> int:
         )
         await worker.run()
         return RESTART if worker.broken else 0
+
+
+async def _gateway(stack: AsyncExitStack, spool: Spool, incarnation: Incarnation) -> Gateway:
+    """A started gateway with its journal, both closed with `stack`."""
+    journal = Journal(spool.paths.journal_file(incarnation.id))
+    journal.open()
+    stack.push_async_callback(journal.close)
+    view = await stack.enter_async_context(PolicyView(spool.paths, spool.config.model.name))
+    gateway = Gateway(spool.config.model, journal=journal, upstreams=view.upstreams, policy=view.policy)
+    stack.push_async_callback(gateway.close)
+    await gateway.start()
+    return gateway
 
 
 def _require(provider: SandboxProvider, config: RunConfig) -> None:

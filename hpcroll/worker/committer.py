@@ -8,12 +8,16 @@ A record is never visible before it is durable, and never marked where another a
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from hpcroll.contract import Trajectory
 from hpcroll.shards import RecordAddress, ShardWriter
 from hpcroll.spool import Claim, sync_done_directories
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -66,20 +70,27 @@ class Committer:
         """Runs in a thread; the error of each item that failed, by `id`."""
         failures: dict[int, Exception] = {}
 
-        def step(work: Callable[[_Pending], None]) -> None:
-            for item in group:
-                if id(item) not in failures:
-                    try:
-                        work(item)
-                    except Exception as error:  # noqa: BLE001 - handed to whoever awaits this item
-                        failures[id(item)] = error
+        def sound() -> list[_Pending]:
+            return [item for item in group if id(item) not in failures]
 
-        step(self._append)
-        self._writer.sync()
-        step(lambda item: item.claim.link_done())
-        sync_done_directories([item.claim for item in group if id(item) not in failures])
-        won = [item for item in group if id(item) not in failures and item.claim.won]
-        self._writer.mark([item.address for item in won if item.address is not None])
+        def step(items: list[_Pending], work: Callable[[], object]) -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - handed to whoever awaits these items
+                failures.update({id(item): error for item in items})
+
+        for item in group:
+            step([item], partial(self._append, item))
+        step(sound(), self._writer.sync)
+        for item in sound():
+            step([item], item.claim.link_done)
+        step(sound(), lambda: sync_done_directories([item.claim for item in sound()]))
+        marks = [item.address for item in sound() if item.claim.won and item.address is not None]
+        try:
+            self._writer.mark(marks)
+        except OSError as error:
+            # `done` is the truth, and readers find unmarked records by scanning.
+            log.warning("%d commits stay without a mark: %s", len(marks), error)
         return failures
 
     def _append(self, item: _Pending) -> None:

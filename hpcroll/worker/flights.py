@@ -58,8 +58,7 @@ class Conductor:
         """Makes the result durable and visible; whether it became the rollout's."""
         if isinstance(result, Trajectory):
             return await committer.commit(flight.claim, result)
-        path = self._spool.paths.bundle_file(flight.claim.leg, flight.ref, flight.claim.attempt)
-        await asyncio.to_thread(write_bundle, path, result)
+        await asyncio.to_thread(write_bundle, flight.claim.bundle, result)
         return await committer.commit(flight.claim, None)
 
     async def _enter(self, flight: Flight) -> Bundle:
@@ -71,6 +70,7 @@ class Conductor:
             status = Status.TRUNCATED if ran.stop_reason.truncates else Status.COMPLETED
             draft = self._draft(flight, status, ran.stop_reason, image_sha256=image_sha256)
             return Bundle(self._assembly.hand_over(draft, flight), ran.artefacts)
+        assert claim.previous_attempt is not None, "a leg without the run stage is not the first"
         before = self._spool.config.leg_names[self._spool.config.legs.index(self._leg) - 1]
         path = self._spool.paths.bundle_file(before, flight.ref, claim.previous_attempt)
         return await asyncio.to_thread(read_bundle, path)

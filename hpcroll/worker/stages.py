@@ -91,7 +91,11 @@ class Stages:
         assert self._gateway is not None, "a leg with the run stage has a gateway"
         rollout = flight.claim.rollout
         handler = self._handler(rollout.task)
-        async with self._gateway.open_session(rollout, flight.claim.attempt) as model:
+        model = self._gateway.open_session(
+            rollout, flight.claim.attempt, max_calls=self._config.harness.max_turns
+        )
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(model.close)
             flight.model = model
             endpoint = model.outside
             if self._harness.inside:

@@ -8,8 +8,8 @@ import logging
 import time
 from collections import Counter
 
-from hpcroll.contract import Failure, FailureClass, Status, StopReason
-from hpcroll.errors import HpcrollError
+from hpcroll.contract import Failure, FailureClass, Status, StopReason, Trajectory
+from hpcroll.errors import HpcrollError, SpoolError
 from hpcroll.spool import BeatCounts, Claim, Claims, EventLog, Heartbeat, Incarnation, Spool
 from hpcroll.worker.committer import Committer
 from hpcroll.worker.drain import Drain
@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 _IDLE_POLL_S = 0.5
 _WISH_POLL_S = 1.0
+_TROUBLE_S = 5.0
+"""Wait after a claim that the file system refused."""
 
 
 class Worker:
@@ -52,7 +54,7 @@ class Worker:
         self._failures: Counter[FailureClass] = Counter()
         self._last_failure = ""
         self.broken = False
-        """True where a commit failed: only a new incarnation may try that rollout again."""
+        """True where only a new incarnation may go on: a record was written and could not be committed."""
 
     async def run(self) -> None:
         """Works until nothing is left for this leg, or until a drain is done."""
@@ -73,7 +75,7 @@ class Worker:
             if not self._pools.has_room():
                 await self._pools.wait_changed(_IDLE_POLL_S)
                 continue
-            claim = await asyncio.to_thread(self._claims.next)
+            claim = await self._next_claim()
             if claim is not None:
                 idle_since = None
                 if self._drain.asked:
@@ -81,13 +83,28 @@ class Worker:
                 else:
                     self._take_off(claim)
                 continue
-            if not self._tasks and await asyncio.to_thread(self._claims.finished):
+            if not self._tasks and self._claims.needs_successor:
+                self._renew("rollouts are left that only a new incarnation may claim")
+            elif not self._tasks and self._claims.finished():
                 idle_since = idle_since or time.monotonic()
                 if time.monotonic() - idle_since >= self._spool.config.launch.idle_s:
                     return
             else:
                 idle_since = None
             await self._drain.wait_asked(_IDLE_POLL_S)
+
+    async def _next_claim(self) -> Claim | None:
+        try:
+            return await asyncio.to_thread(self._claims.next)
+        except (OSError, SpoolError) as error:
+            log.warning("nothing claimed: %s", error)
+            await self._drain.wait_asked(_TROUBLE_S)
+            return None
+
+    def _renew(self, reason: str) -> None:
+        """Ends this incarnation, so that the rank's parent starts the next one."""
+        self.broken = True
+        self._drain.ask(reason, grace=False)
 
     def _take_off(self, claim: Claim) -> None:
         flight = Flight(claim)
@@ -126,13 +143,12 @@ class Worker:
                 return
             won = await self._conductor.commit(flight, result, self._committer)
         except (OSError, HpcrollError) as error:
-            self.broken = True
-            self._drain.ask(f"commit failed: {error}", grace=False)
+            self._renew(f"commit failed: {error}")
             await self._end_attempt(flight, error)
             return
-        status = result.record.status
+        status = result.record.status if isinstance(result, Trajectory) else None
         self._events.write("committed" if won else "lost", rollout=ref, attempt=attempt, status=status)
-        if won:
+        if won and status is not None:
             self._statuses[status] += 1
 
     async def _fail(self, flight: Flight, error: Exception) -> None:

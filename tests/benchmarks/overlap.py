@@ -120,15 +120,15 @@ async def _measure(
 def intervals_of(spool: Spool) -> dict[str, list[Interval]]:
     found: dict[str, list[Interval]] = {stage: [] for stage in STAGES}
     started: dict[tuple[str, str], float] = {}
-    for event in sorted(read_events(spool.paths), key=lambda each: each["monotonic_s"]):
-        stage, _, edge = event["event"].partition(".")
+    for event in sorted(read_events(spool.paths), key=lambda each: each.monotonic_s):
+        stage, _, edge = event.event.partition(".")
         if stage not in found:
             continue
         if edge == "start":
-            started[stage, event["rollout"]] = event["monotonic_s"]
+            started[stage, event.fields["rollout"]] = event.monotonic_s
         else:
-            begin = started.pop((stage, event["rollout"]))
-            found[stage].append(Interval(event["rollout"], begin, event["monotonic_s"]))
+            begin = started.pop((stage, event.fields["rollout"]))
+            found[stage].append(Interval(event.fields["rollout"], begin, event.monotonic_s))
     return found
 
 
