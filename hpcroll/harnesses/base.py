@@ -7,17 +7,10 @@ from typing import ClassVar, Protocol
 
 from hpcroll.config import HarnessConfig, Strict
 from hpcroll.contract import Action, StopReason
+from hpcroll.gateway import ModelEndpoint
 from hpcroll.sandboxes.base import Sandbox
 
-
-@dataclass(frozen=True, slots=True)
-class ModelEndpoint:
-    """Where the agent finds its model."""
-
-    base_url: str
-    """OpenAI-style base URL, `/v1` included."""
-    api_key: str
-    model: str
+__all__ = ["AgentSession", "Harness", "ModelEndpoint"]
 
 
 @dataclass(slots=True)

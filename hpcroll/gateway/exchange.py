@@ -1,0 +1,220 @@
+"""One model call from the agent's request to the agent's reply, with its record in between."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from pydantic_core import from_json
+
+from hpcroll.contract import Call, Latency, PolicyId, RecordedCall, StopReason
+from hpcroll.errors import ModelError, SpoolError
+from hpcroll.gateway.outlet import AgentGoneError, Outlet
+from hpcroll.gateway.overflow import is_overflow, read_lengths
+from hpcroll.gateway.refusal import Refusal, bad_request, not_recorded, upstream_failed
+from hpcroll.gateway.reply import ReplyReader
+from hpcroll.gateway.request import DIALECT, ChatRequest, force_sampling, read_request, upstream_body
+from hpcroll.gateway.session import GatewaySession
+from hpcroll.gateway.sse import events
+from hpcroll.gateway.upstream import Accepted, UpstreamRefusal
+
+_AGENT_GONE = "the agent went away before the reply was complete"
+
+
+async def answer_chat(session: GatewaySession, http: web.Request) -> web.StreamResponse:
+    """Answers one `POST /v1/chat/completions`; whatever is sent to an inference server is recorded."""
+    try:
+        request = read_request(await http.read())
+        session.admit()
+    except Refusal as refusal:
+        return refusal.response()
+    outlet = Outlet(http, request, model=session.services.config.name)
+    return await Exchange(session, request, outlet).run()
+
+
+class Exchange:
+    """The state of one call under way."""
+
+    def __init__(self, session: GatewaySession, request: ChatRequest, outlet: Outlet) -> None:
+        self._session = session
+        self._config = session.services.config
+        self._request = request
+        self._outlet = outlet
+        self._ticket = session.begin(request)
+        self._sampling = force_sampling(request.asked, self._config, budget=self._ticket.budget)
+        self._policy_before = session.services.policy()
+        self._started_at = time.time()
+        self._started = time.monotonic()
+        self._first_token_s: float | None = None
+        self._accepted: Accepted | None = None
+        self._reply = ReplyReader()
+        self._whole: dict[str, Any] = {}
+
+    async def run(self) -> web.StreamResponse:
+        """Returns the response, sent or to be sent, once the call is recorded.
+
+        An agent that goes away ends the call: it is recorded with what came so far.
+        """
+        try:
+            refusal = await self._try()
+            refusal = await self._record(refusal)
+            return await self._outlet.finish(self._whole, refusal)
+        except AgentGoneError:
+            # The connection is closed; what is returned goes nowhere.
+            return web.Response(status=499)
+
+    async def _try(self) -> Refusal | None:
+        try:
+            async with asyncio.timeout(self._config.call_timeout_s):
+                await self._obtain()
+        except Refusal as refusal:
+            return refusal
+        except UpstreamRefusal as refusal:
+            return self._translate(refusal)
+        except TimeoutError:
+            return self._fail(ModelError(f"a model call took over {self._config.call_timeout_s:g} s"))
+        except ModelError as error:
+            return self._fail(error)
+        except (asyncio.CancelledError, AgentGoneError):
+            await self._session.record(self._recorded(_AGENT_GONE), self._ticket)
+            raise
+        return None
+
+    async def _record(self, refusal: Refusal | None) -> Refusal | None:
+        # Before the agent sees the reply: whatever it does next, the tokens that made it do so are kept.
+        error = refusal.message if refusal is not None else None
+        try:
+            await self._session.record(self._recorded(error), self._ticket)
+        except SpoolError as lost:
+            return not_recorded(str(lost))
+        if refusal is None:
+            self._session.error = None
+        return refusal
+
+    async def _obtain(self) -> None:
+        accepted = self._accepted = await self._send()
+        where = accepted.upstream.base_url
+        try:
+            self._reply.take_headers(accepted.response.headers)
+            if self._request.stream:
+                await self._read_stream(accepted)
+            else:
+                self._whole = from_json(await accepted.response.read())
+                self._reply.take(self._whole)
+        except aiohttp.ClientError as error:
+            raise ModelError(f"{where} broke off its reply: {type(error).__name__}: {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(
+                f"the reply of {where} cannot be read: {type(error).__name__}: {error}"
+            ) from error
+        finally:
+            accepted.release()
+        self._reply.check(where)
+        usage = self._reply.usage()
+        length, longest = usage.prompt_counted + usage.completion_counted, self._config.context_tokens
+        if length > longest:
+            message = f"this call is {length} tokens long; the maximum context length is {longest} tokens"
+            self._session.refuse(StopReason.CONTEXT_LIMIT, message)
+
+    async def _send(self) -> Accepted:
+        try:
+            return await self._send_once()
+        except UpstreamRefusal as refusal:
+            lengths = read_lengths(refusal) if is_overflow(refusal) else None
+            if lengths is None:
+                raise
+            longest, prompt = min(lengths[0], self._config.context_tokens), lengths[1]
+            room = longest - prompt
+            if not 1 <= room < (self._sampling.max_tokens or 0):
+                raise
+            # The prompt fits, the reply's bound did not: servers refuse that instead of lowering it.
+            self._sampling = self._sampling.model_copy(update={"max_tokens": room})
+            return await self._send_once()
+
+    async def _send_once(self) -> Accepted:
+        body = upstream_body(
+            self._request, self._sampling, model=self._config.served_name or self._config.name
+        )
+        return await self._session.services.pool.send(body, session=self._session.name)
+
+    async def _read_stream(self, accepted: Accepted) -> None:
+        async for data in events(accepted.response.content.iter_any()):
+            if data == b"[DONE]":
+                break
+            chunk = from_json(data)
+            if error := chunk.get("error"):
+                raise ModelError(f"{accepted.upstream.base_url} broke off its reply: {error}")
+            if self._first_token_s is None and any(
+                choice.get("token_ids") for choice in chunk.get("choices") or ()
+            ):
+                self._first_token_s = time.monotonic() - self._started
+            self._reply.take(chunk)
+            await self._outlet.forward(chunk)
+
+    def _translate(self, refusal: UpstreamRefusal) -> Refusal:
+        if is_overflow(refusal):
+            try:
+                self._session.refuse(StopReason.CONTEXT_LIMIT, refusal.message)
+            except Refusal as limit:
+                return limit
+        if refusal.status in (400, 413, 422):
+            return bad_request(refusal.message)
+        return self._fail(ModelError(str(refusal)))
+
+    def _fail(self, error: ModelError) -> Refusal:
+        self._session.error = error
+        return upstream_failed(str(error))
+
+    def _recorded(self, error: str | None) -> RecordedCall:
+        accepted, reply = self._accepted, self._reply
+        streamed = accepted is not None and self._request.stream
+        call = Call(
+            call_index=self._ticket.call_index,
+            rollout_id=self._session.rollout_id,
+            attempt=self._session.attempt,
+            dialect=DIALECT,
+            model_name=self._config.name,
+            endpoint=accepted.upstream.base_url if accepted is not None else "",
+            started_at=self._started_at,
+            latency=Latency(
+                queue_s=accepted.accepted_at - self._started if accepted is not None and streamed else None,
+                first_token_s=self._first_token_s,
+                total_s=time.monotonic() - self._started,
+            ),
+            sampling_asked=self._request.asked,
+            sampling_effective=self._sampling,
+            finish_reason=reply.finish_reason,
+            usage=reply.usage(),
+            logprob_kind=reply.logprob_kind,
+            policy=self._policy(),
+            messages_from=self._ticket.messages_from,
+            messages=self._request.messages[self._ticket.messages_from :],
+            reply=reply.message if error is None else None,
+            tools_sha256=self._request.tools_sha256,
+            error=error,
+        )
+        return RecordedCall(call, reply.tokens())
+
+    def _policy(self) -> PolicyId | None:
+        """Which versions may have served the call: what the engine named, else what was in force."""
+        before, after = self._policy_before, self._session.services.policy()
+        if named := self._reply.versions:
+            known = after or before
+            return PolicyId(
+                policy_name=known.policy_name if known is not None else self._config.name,
+                lineage=known.lineage if known is not None else "",
+                version_low=min(named),
+                version_high=max(named),
+            )
+        if before is None or after is None or before.lineage != after.lineage:
+            # Versions of two lineages span no range; the later one is what the server ended with.
+            return after
+        return after.model_copy(
+            update={
+                "version_low": min(before.version_low, after.version_low),
+                "version_high": max(before.version_high, after.version_high),
+            }
+        )

@@ -1,0 +1,75 @@
+"""What an agent is told when a call gives no reply: errors in OpenAI's shape."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from aiohttp import web
+
+from hpcroll.contract import StopReason
+
+CONTEXT_CODE = "context_length_exceeded"
+"""What OpenAI calls it, so that agents which compact their context do so."""
+
+_LIMIT_CODES = {StopReason.CONTEXT_LIMIT: CONTEXT_CODE}
+
+
+class Refusal(Exception):
+    """An error for the agent; `code` is stable, the message is for people."""
+
+    def __init__(self, status: int, kind: str, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.code = code
+        self.message = message
+        self.param = param
+
+    def body(self) -> dict[str, Any]:
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    def response(self) -> web.Response:
+        return web.json_response(self.body(), status=self.status)
+
+    def event(self) -> bytes:
+        """The error as the last event of a stream that has begun."""
+        return b"data: " + json.dumps(self.body()).encode() + b"\n\n"
+
+
+def bad_request(message: str, *, code: str = "invalid_request", param: str | None = None) -> Refusal:
+    """The request itself is wrong, or asks for what hpcroll does not record."""
+    return Refusal(400, "invalid_request_error", code, message, param)
+
+
+def limit_reached(limit: StopReason, message: str) -> Refusal:
+    """A limit of the rollout. Status 400, because clients try 429 again."""
+    return Refusal(400, "invalid_request_error", _LIMIT_CODES.get(limit, limit.value), message)
+
+
+def limit_of(code: object) -> StopReason | None:
+    """The limit that an error's `code` stands for: the inverse of `limit_reached`."""
+    if code == CONTEXT_CODE:
+        return StopReason.CONTEXT_LIMIT
+    limits = {limit.value: limit for limit in (StopReason.TOKEN_LIMIT, StopReason.TURN_LIMIT)}
+    return limits.get(code) if isinstance(code, str) else None
+
+
+def upstream_failed(message: str) -> Refusal:
+    """No inference server gave a usable answer."""
+    return Refusal(502, "upstream_error", "upstream_failed", message)
+
+
+def not_recorded(message: str) -> Refusal:
+    """The reply could not be journalled, so it is not shown."""
+    return Refusal(500, "server_error", "not_recorded", message)
+
+
+def wrong_key() -> Refusal:
+    return Refusal(
+        401,
+        "authentication_error",
+        "invalid_api_key",
+        "this API key belongs to no open session; use the key that the agent was given",
+    )

@@ -1,0 +1,171 @@
+"""One attempt's model: its limits, its record, and the calls in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from hpcroll.config import ModelConfig
+from hpcroll.contract import PolicyId, RecordedCall, Rollout, StopReason
+from hpcroll.errors import HpcrollError, SpoolError
+from hpcroll.gateway.endpoint import ModelEndpoint
+from hpcroll.gateway.journal import Journal
+from hpcroll.gateway.prefix import MessageList
+from hpcroll.gateway.refusal import limit_reached
+from hpcroll.gateway.upstream import UpstreamPool
+
+if TYPE_CHECKING:
+    from hpcroll.gateway.request import ChatRequest
+
+ANY_KEY = "hpcroll"
+"""What an agent inside a sandbox sends as key: nobody else can reach its endpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What every session of a gateway shares."""
+
+    config: ModelConfig
+    journal: Journal
+    pool: UpstreamPool
+    policy: Callable[[], PolicyId | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A call that has begun."""
+
+    call_index: int
+    message_ticket: int
+    messages_from: int
+    budget: int
+    """Most tokens that it may sample."""
+
+
+class GatewaySession:
+    """The model as one attempt of one rollout sees it, and everything that it said."""
+
+    def __init__(
+        self,
+        services: Services,
+        rollout: Rollout,
+        attempt: int,
+        *,
+        outside: ModelEndpoint,
+        max_calls: int | None,
+        serve: Callable[[GatewaySession, socket.socket], Awaitable[web.AppRunner]],
+        closed: Callable[[], object],
+    ) -> None:
+        self.services = services
+        self.rollout_id = rollout.rollout_id
+        self.attempt = attempt
+        self.outside = outside
+        """For agents on this node; the key is this session's alone."""
+        self.limit: StopReason | None = None
+        """The limit that refused a call, once one did."""
+        self.error: HpcrollError | None = None
+        """Why the latest call gave no reply (`ModelError`, or `SpoolError`: not journalled), else None."""
+        self._max_calls = max_calls
+        self._serve = serve
+        self._closed = closed
+        self._calls: list[RecordedCall] = []
+        self._begun = 0
+        self._sampled_tokens = 0
+        self._replies = 0
+        self._context_tokens = 0
+        self._messages = MessageList()
+        self._in_flight: set[asyncio.Task[web.StreamResponse]] = set()
+        self._inside: list[web.AppRunner] = []
+
+    @property
+    def name(self) -> str:
+        """`<rollout_id>.<attempt>`, as inference servers see it in `X-Session-Id`."""
+        return f"{self.rollout_id}.{self.attempt}"
+
+    @property
+    def calls(self) -> list[RecordedCall]:
+        """Every call that has ended, in order of their start; all of them durable or about to be."""
+        return sorted(self._calls, key=lambda recorded: recorded.call.call_index)
+
+    async def serve_inside(self, sock: socket.socket) -> ModelEndpoint:
+        """Serves this session alone on a listening socket, which it then owns.
+
+        The socket comes out of a sandbox's network namespace, so any key is accepted.
+        """
+        port = sock.getsockname()[1]
+        runner = await self._serve(self, sock)
+        self._inside.append(runner)
+        return ModelEndpoint(f"http://127.0.0.1:{port}/v1", ANY_KEY, self.outside.model)
+
+    async def close(self) -> None:
+        """Ends the calls in flight, which are recorded as such, and stops serving; idempotent."""
+        self._closed()
+        for task in self._in_flight:
+            task.cancel()
+        if self._in_flight:
+            await asyncio.wait(self._in_flight)
+        while self._inside:
+            await self._inside.pop().cleanup()
+        self.services.pool.forget(self.name)
+        self.services.journal.forget(self.rollout_id, self.attempt)
+
+    def admit(self) -> None:
+        """Raises `Refusal` and sets `limit` where the rollout may make no further call."""
+        config = self.services.config
+        if self._sampled_tokens >= config.rollout_tokens:
+            message = f"this rollout has sampled {self._sampled_tokens} tokens, its limit"
+            self.refuse(StopReason.TOKEN_LIMIT, message)
+        if self._max_calls is not None and self._replies >= self._max_calls:
+            self.refuse(
+                StopReason.TURN_LIMIT, f"this rollout has made {self._replies} model calls, its limit"
+            )
+
+    def refuse(self, limit: StopReason, message: str) -> None:
+        """Sets `limit` and raises its `Refusal`."""
+        self.limit = limit
+        raise limit_reached(limit, message)
+
+    def begin(self, request: ChatRequest) -> Ticket:
+        """Numbers a call and decides how much it may sample."""
+        config = self.services.config
+        call_index, self._begun = self._begun, self._begun + 1
+        known = len(self._messages)
+        message_ticket, repeated = self._messages.begin(request.messages)
+        # A prompt that goes on from the latest reply is about as long as everything up to it: asking for
+        # no more than the rest of the context lets the server accept a call near its limit.
+        context = self._context_tokens if known and repeated == known else 0
+        budget = min(config.rollout_tokens - self._sampled_tokens, config.context_tokens - context)
+        return Ticket(call_index, message_ticket, repeated, max(budget, 1))
+
+    async def record(self, recorded: RecordedCall, ticket: Ticket) -> None:
+        """Returns once the call is durable; it is in `calls` before the first await.
+
+        Raises `SpoolError` where it could not be written; then it is not in `calls`.
+        """
+        written = asyncio.wrap_future(self.services.journal.submit(recorded))
+        self._calls.append(recorded)
+        sampled = len(recorded.tokens.sampled_ids)
+        self._sampled_tokens += sampled
+        if recorded.call.error is None:
+            self._replies += 1
+            self._context_tokens = len(recorded.tokens.prompt_ids) + sampled
+            self._messages.reply(ticket.message_ticket, recorded.call.reply)
+        try:
+            await asyncio.shield(written)
+        except SpoolError as error:
+            self._calls.remove(recorded)
+            self.error = error
+            raise
+
+    async def track(self, task: asyncio.Task[web.StreamResponse]) -> web.StreamResponse:
+        """Awaits a call so that `close` can end it."""
+        self._in_flight.add(task)
+        try:
+            return await task
+        finally:
+            self._in_flight.discard(task)
