@@ -1,0 +1,34 @@
+"""A scripted policy server: it speaks like an inference server and samples nothing."""
+
+from hpcroll.testing.policy_server.script import (
+    Behaviour,
+    Script,
+    ToolCall,
+    Turn,
+    fails,
+    garbage,
+    load_scripts,
+    loops,
+    solves,
+    stalls,
+    write_scripts,
+)
+from hpcroll.testing.policy_server.server import PolicyServer, Sampled
+from hpcroll.testing.policy_server.tokens import Tokens
+
+__all__ = [
+    "Behaviour",
+    "PolicyServer",
+    "Sampled",
+    "Script",
+    "Tokens",
+    "ToolCall",
+    "Turn",
+    "fails",
+    "garbage",
+    "load_scripts",
+    "loops",
+    "solves",
+    "stalls",
+    "write_scripts",
+]

@@ -1,0 +1,167 @@
+"""Scripts: what the server says to which task, turn by turn."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from hpcroll.errors import ConfigError
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ToolCall(_Part):
+    """One tool call of a reply; arguments as text are sent as they stand, valid JSON or not."""
+
+    name: str
+    arguments: dict[str, JsonValue] | str
+
+    def argument_text(self) -> str:
+        """The arguments as the client gets them."""
+        return self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments)
+
+
+class Turn(_Part):
+    """One reply."""
+
+    text: str = ""
+    tools: tuple[ToolCall, ...] = ()
+    stall_s: float = Field(default=0.0, ge=0)
+    """Seconds before the first token."""
+
+
+class Behaviour(_Part):
+    """A sequence of replies; its last one repeats, or all of them where it loops."""
+
+    name: str
+    weight: float = Field(default=1.0, ge=0)
+    """How often it is chosen, relative to its siblings."""
+    turns: tuple[Turn, ...] = Field(min_length=1)
+    loop: bool = False
+
+    def turn(self, index: int) -> Turn:
+        """The reply to a conversation that holds `index` replies."""
+        return self.turns[index % len(self.turns) if self.loop else min(index, len(self.turns) - 1)]
+
+
+class Script(_Part):
+    """What to say to every task whose first user message contains `prompt`."""
+
+    prompt: str
+    behaviours: tuple[Behaviour, ...] = Field(min_length=1)
+
+    def choose(self, rollout: str, seed: int) -> Behaviour:
+        """The behaviour of `rollout`: the same one in every attempt and every process."""
+        total = sum(behaviour.weight for behaviour in self.behaviours)
+        point = fraction(seed, "behaviour", rollout) * total
+        for behaviour in self.behaviours:
+            point -= behaviour.weight
+            if point < 0:
+                return behaviour
+        return self.behaviours[-1]
+
+
+def bash(command: str) -> ToolCall:
+    return ToolCall(name="bash", arguments={"command": command})
+
+
+def submit(answer: str) -> ToolCall:
+    return ToolCall(name="submit", arguments={"answer": answer})
+
+
+UNKNOWN_TASK = Script(
+    prompt="",
+    behaviours=(
+        Behaviour(name="unknown_task", turns=(Turn(text="No script for this task.", tools=(submit(""),)),)),
+    ),
+)
+"""What is said to a task that no script names."""
+
+
+def solves(commands: Sequence[str], answer: str, *, weight: float = 1.0, name: str = "solves") -> Behaviour:
+    """Runs `commands` one by one, then submits `answer`."""
+    steps = [
+        Turn(text=f"Step {number} of {len(commands)}.", tools=(bash(command),))
+        for number, command in enumerate(commands, start=1)
+    ]
+    last = Turn(text="This is my answer.", tools=(submit(answer),))
+    return Behaviour(name=name, weight=weight, turns=(*steps, last))
+
+
+def fails(
+    commands: Sequence[str] = ("ls",), answer: str = "I do not know", *, weight: float = 1.0
+) -> Behaviour:
+    """Works, and submits a wrong answer."""
+    return solves(commands, answer, weight=weight, name="fails")
+
+
+def loops(command: str = "ls", *, weight: float = 1.0) -> Behaviour:
+    """Says the same for ever."""
+    turn = Turn(text="Let me look again.", tools=(bash(command),))
+    return Behaviour(name="loops", weight=weight, turns=(turn,), loop=True)
+
+
+def stalls(stall_s: float, *, weight: float = 1.0) -> Behaviour:
+    """Takes `stall_s` seconds over every reply."""
+    turn = Turn(text="I am thinking.", tools=(bash("true"),), stall_s=stall_s)
+    return Behaviour(name="stalls", weight=weight, turns=(turn,), loop=True)
+
+
+def garbage(*, weight: float = 1.0) -> Behaviour:
+    """Broken arguments, an unknown tool, no tool at all, odd characters; then an empty submission."""
+    turns = (
+        Turn(text="", tools=(ToolCall(name="bash", arguments='{"command": "ls'),)),
+        Turn(text="", tools=(ToolCall(name="no_such_tool", arguments={"x": 1}),)),
+        Turn(text="\u0000\u202e\U0001f9e8 <tool>{]}}</tool> \ufffd" * 3),
+        Turn(text="", tools=(ToolCall(name="bash", arguments="[1, 2]"),)),
+        Turn(text="", tools=(ToolCall(name="bash", arguments={"command": 7}),)),
+        Turn(text="", tools=(submit(""),)),
+    )
+    return Behaviour(name="garbage", weight=weight, turns=turns)
+
+
+def find_script(scripts: Iterable[Script], first_user_message: str) -> Script:
+    """The script with the longest prompt that the message contains, `UNKNOWN_TASK` where none fits."""
+    fitting = [script for script in scripts if script.prompt in first_user_message]
+    return max(fitting, key=lambda script: len(script.prompt), default=UNKNOWN_TASK)
+
+
+def load_scripts(path: Path) -> tuple[Script, ...]:
+    """The scripts of a JSONL file, one object a line; raises `ConfigError` that names the broken line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"scripts {path} cannot be read: {error}") from error
+    scripts = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            scripts.append(Script.model_validate_json(line))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise ConfigError(f"scripts {path} line {number}: {where or 'object'}: {first['msg']}") from error
+    return tuple(scripts)
+
+
+def write_scripts(scripts: Iterable[Script], path: Path) -> None:
+    """Writes `scripts` as `load_scripts` reads them."""
+    path.write_text("".join(script.model_dump_json() + "\n" for script in scripts), encoding="utf-8")
+
+
+def fraction(seed: int, *parts: object) -> float:
+    """A number in [0, 1) that depends on nothing but its arguments."""
+    return number(seed, *parts) / 2**64
+
+
+def number(seed: int, *parts: object) -> int:
+    """A 64-bit number that depends on nothing but its arguments."""
+    text = json.dumps([seed, *parts], default=str)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
