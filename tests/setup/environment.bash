@@ -32,6 +32,8 @@ become_root() { # ARGUMENTS...: go on as root, by sudo
     [ "$(id -u)" -ne 0 ] || return 0
     command -v sudo >/dev/null ||
         die "needs root (a Slurm cluster, a user of its own, packages): run it as root, or install sudo"
+    sudo -n true 2>/dev/null || [ -t 0 ] ||
+        die "needs root, and sudo wants a password without a terminal to ask on: run it as root"
     exec sudo --preserve-env="$(passed_names | paste -sd, -)" -- "$setup_dir/$program" "$@"
 }
 
