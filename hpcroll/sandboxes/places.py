@@ -1,0 +1,83 @@
+"""What every sandbox of this package has inside: its writable places, its environment, its binds."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hpcroll.config import SandboxConfig
+from hpcroll.errors import ConfigError
+from hpcroll.sandboxes.base import SandboxSpec
+
+WORKDIR = "/work"
+"""Where commands start; empty and writable in every new sandbox."""
+HOME = "/home/agent"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+USER = "agent"
+
+WRITABLE = {"work": WORKDIR, "home": HOME, "tmp": "/tmp", "var-tmp": "/var/tmp", "shm": "/dev/shm"}
+"""Directory below the sandbox's scratch, and where it appears inside."""
+
+_COUNTED_SINCE = (5, 14)
+"""Kernel version from which RLIMIT_NPROC counts each user namespace by itself."""
+
+
+def make(scratch: Path) -> list[tuple[Path, str]]:
+    """Makes the writable places below `scratch`; pairs of the node's path and the path inside."""
+    made = []
+    for name, inside in WRITABLE.items():
+        path = scratch / name
+        path.mkdir()
+        # The sticky bit as everywhere for shared temporary directories: programs check for it.
+        path.chmod(0o1777 if name.endswith(("tmp", "shm")) else 0o755)
+        made.append((path, inside))
+    return made
+
+
+def memory_disk(config: SandboxConfig) -> dict[str, Any] | None:
+    """The memory disk that holds the writable places where `disk_mb` limits them."""
+    if config.disk_mb is None:
+        return None
+    return {"size_mb": config.disk_mb, "places": list(WRITABLE.values())}
+
+
+def environment(config: SandboxConfig, spec: SandboxSpec, *, home: str = HOME) -> dict[str, str]:
+    """Environment of every command, over what the image sets itself; nothing of the node's."""
+    own = {"HOME": home, "USER": USER, "LOGNAME": USER, "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
+    return own | config.env | dict(spec.env)
+
+
+def binds(config: SandboxConfig, spec: SandboxSpec) -> Iterator[tuple[Path, str]]:
+    """The further read-only binds, the config's first; `ConfigError` where a source is missing."""
+    pairs = [parse_bind(text) for text in config.binds]
+    for source, target in (*pairs, *spec.binds):
+        if not source.exists():
+            raise ConfigError(f"bind source {source} does not exist on this node")
+        yield source, target
+
+
+def parse_bind(text: str) -> tuple[Path, str]:
+    """SOURCE or SOURCE:TARGET, both absolute; raises `ConfigError` otherwise."""
+    source, colon, target = text.partition(":")
+    target = target if colon else source
+    if not source.startswith("/") or not target.startswith("/"):
+        raise ConfigError(f"sandbox.binds: {text!r} must be SOURCE or SOURCE:TARGET, both absolute paths")
+    return Path(source), target
+
+
+def process_limit(config: SandboxConfig) -> int | None:
+    """The process limit where this kernel can count a sandbox by itself, else None."""
+    return config.processes if uncounted_reason() is None else None
+
+
+def uncounted_reason() -> str | None:
+    """Why processes of one sandbox cannot be counted here; None where they can."""
+    if os.getuid() == 0:
+        return "the kernel does not limit processes of root; run as an unprivileged user"
+    version = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    if version is None or tuple(map(int, version.groups())) < _COUNTED_SINCE:
+        return "kernels before 5.14 count a user's processes over the whole node"
+    return None

@@ -1,0 +1,132 @@
+"""A worker's own directory on node-local disk, and the removal of what dead workers left."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import stat
+from pathlib import Path
+
+from hpcroll.errors import SandboxError
+
+_LOCK = "alive"
+_SLOTS = "start-slots"
+
+
+class Scratch:
+    """Directory `<base>/hpcroll-<uid>/<token>`, held by a lock for as long as this process lives.
+
+    The lock, not a pid, says whether its worker lives: pids come again, and other nodes have their own.
+    It is on node-local disk, where `flock` can be trusted.
+    """
+
+    def __init__(self, base: Path) -> None:
+        self._home = _own_directory(base)
+        while True:
+            self.root = self._home / secrets.token_hex(6)
+            self.root.mkdir(mode=0o700)
+            lock = self._hold(self.root)
+            if lock is not None:
+                self._lock = lock
+                return
+
+    @staticmethod
+    def _hold(root: Path) -> int | None:
+        """The descriptor that holds `root`; None where a sweeper was faster than the lock."""
+        try:
+            lock = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if (root / _LOCK).stat().st_ino == os.fstat(lock).st_ino:
+                return lock
+        except OSError:
+            pass  # swept between the two calls: take another name
+        os.close(lock)
+        return None
+
+    def make(self, name: str) -> Path:
+        """A new directory for the sandbox `name`; `SandboxError` where there is no room for it."""
+        readable = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:80].strip(".-") or "sandbox"
+        path = self.root / f"{readable}-{secrets.token_hex(3)}"
+        try:
+            path.mkdir(mode=0o700)
+        except OSError as error:
+            raise SandboxError(f"scratch {path} cannot be made: {error.strerror}") from error
+        return path
+
+    def close(self) -> None:
+        """Removes the directory and lets go of it."""
+        remove_tree(self.root)
+        os.close(self._lock)
+
+
+def slots_directory(base: Path) -> Path:
+    """Where this user's workers of the node share their start slots."""
+    return _own_directory(base) / _SLOTS
+
+
+def sweep(base: Path) -> list[Path]:
+    """Removes the directories of this user's dead workers below `base`; returns them."""
+    home = _own_directory(base)
+    swept = []
+    for root in home.iterdir():
+        try:
+            lock = os.open(root / _LOCK, os.O_RDWR)
+        except OSError:
+            continue  # being made, or gone already
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        else:
+            remove_tree(root)
+            swept.append(root)
+        finally:
+            os.close(lock)
+    return swept
+
+
+def remove_tree(root: Path) -> None:
+    """Removes `root` and everything below it, whatever depth and modes a payload gave its directories.
+
+    Symbolic links are removed, never followed. Raises `OSError` for what belongs to another user.
+    """
+    # Each directory is moved up before it is emptied: no recursion and no path that grows with the
+    # depth, which a payload chooses.
+    if not root.exists():
+        return
+    pending = [root]
+    moved = 0
+    while pending:
+        directory = pending.pop()
+        directory.chmod(0o700)
+        for entry in list(os.scandir(directory)):
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.path)  # noqa: PTH108
+                continue
+            os.chmod(entry.path, 0o700)  # noqa: PTH101 - a move rewrites the directory's own `..`
+            moved += 1
+            grave = root / f".{secrets.token_hex(4)}-{moved}"
+            os.rename(entry.path, grave)  # noqa: PTH104
+            pending.append(grave)
+        if directory != root:
+            directory.rmdir()
+    root.rmdir()
+
+
+def _own_directory(base: Path) -> Path:
+    home = base / f"hpcroll-{os.getuid()}"
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = home.lstat()
+    except OSError as error:
+        raise SandboxError(
+            f"scratch {home} cannot be made: {error.strerror}; set sandbox.scratch to a node-local directory"
+        ) from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise SandboxError(f"scratch {home} is not ours; set sandbox.scratch to another directory")
+    return home
