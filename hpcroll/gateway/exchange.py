@@ -209,12 +209,11 @@ class Exchange:
                 version_low=min(named),
                 version_high=max(named),
             )
-        if before is None or after is None or before.lineage != after.lineage:
-            # Versions of two lineages span no range; the later one is what the server ended with.
-            return after
-        return after.model_copy(
-            update={
-                "version_low": min(before.version_low, after.version_low),
-                "version_high": max(before.version_high, after.version_high),
-            }
-        )
+        if after is None:
+            return before
+        if before is None or before.lineage != after.lineage:
+            before = after  # versions of two lineages span no range
+        low, high = min(before.version_low, after.version_low), max(before.version_high, after.version_high)
+        # low = high is the engine's word alone: a silent one may still be loading what was published last.
+        low = max(low - 1, 0) if low == high else low
+        return after.model_copy(update={"version_low": low, "version_high": high})

@@ -67,7 +67,7 @@ class GatewaySession:
         self.outside = outside
         """For agents on this node; the key is this session's alone."""
         self.limit: StopReason | None = None
-        """The limit that refused a call, once one did."""
+        """The limit that refused a call; an agent that shortens its context and goes on clears that one."""
         self.error: HpcrollError | None = None
         """Why the latest call gave no reply (`ModelError`, or `SpoolError`: not journalled), else None."""
         self._max_calls = max_calls
@@ -153,6 +153,8 @@ class GatewaySession:
         self._sampled_tokens += sampled
         if recorded.call.error is None:
             self._replies += 1
+            if self.limit is StopReason.CONTEXT_LIMIT:
+                self.limit = None
             self._context_tokens = len(recorded.tokens.prompt_ids) + sampled
             self._messages.reply(ticket.message_ticket, recorded.call.reply)
         try:

@@ -122,8 +122,8 @@ class UpstreamPool:
         raise ModelError(f"no inference server answered in {self._config.call_tries} tries; the last: {last}")
 
     def _choose(self, session: str, failed: set[str]) -> Upstream | None:
-        every = [Upstream(url) for url in self._config.endpoints]
-        every += [upstream for upstream in self._listing() if upstream not in every]
+        listed = [*map(Upstream, self._config.endpoints), *self._listing()]
+        every = list({upstream.chat_url: upstream for upstream in listed}.values())
         healthy = [upstream for upstream in every if upstream.base_url not in failed]
         candidates = healthy or every
         mine = self._affinity.get(session)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -15,7 +14,8 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from hpcroll.testing.policy_server.reply import Reply, logprob_content, make_reply, stream_parts
+from hpcroll.testing.policy_server.answer import Answer
+from hpcroll.testing.policy_server.reply import make_reply
 from hpcroll.testing.policy_server.script import Script, find_script
 from hpcroll.testing.policy_server.template import Memory, TemplateError, render_prompt, text_of
 from hpcroll.testing.policy_server.tokens import Tokens
@@ -79,6 +79,8 @@ class PolicyServer:
         self._runner: web.AppRunner | None = None
         self._tokens = Tokens.load()
         self.port = 0
+        self.waiting = 0
+        """Requests that wait for their first token now."""
         self.sampled: list[Sampled] = []
         """Every reply made so far; with `log_path` they go to that file (JSON lines) instead."""
 
@@ -102,9 +104,9 @@ class PolicyServer:
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/scripted/version", self._change_version)
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port, shutdown_timeout=0.1)
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
         await site.start()
         self.port = self._runner.addresses[0][1]
         log.warning("policy server at %s is %s", self.base_url, NOTICE)
@@ -183,7 +185,11 @@ class PolicyServer:
             noncanonical=self._noncanonical,
             max_tokens=max_tokens,
         )
-        await asyncio.sleep(turn.stall_s + self._turn_latency_s)
+        self.waiting += 1
+        try:
+            await asyncio.sleep(turn.stall_s + self._turn_latency_s)
+        finally:
+            self.waiting -= 1
         request_id = f"chatcmpl-{uuid.uuid4().hex}"
         self._keep(
             Sampled(
@@ -201,7 +207,16 @@ class PolicyServer:
         )
         if self._memory is not None:
             self._memory.remember(session, prompt, reply.reply_text, reply.ids)
-        answer = _Answer(self, body, prompt, reply, request_id)
+        answer = Answer(
+            body=body,
+            prompt=prompt,
+            reply=reply,
+            request_id=request_id,
+            model=self._model,
+            tokens=self._tokens,
+            token_latency_s=self._token_latency_s,
+            version=lambda: self._version if self._name_version else None,
+        )
         return await (answer.stream(request) if body.get("stream") else answer.whole())
 
     def _keep(self, sampled: Sampled) -> None:
@@ -211,103 +226,6 @@ class PolicyServer:
             return
         with self._log_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(sampled)) + "\n")
-
-    def stamp(self) -> dict[str, str]:
-        """The body field that names the policy version, as SGLang does."""
-        return {"weight_version": str(self._version)} if self._name_version else {}
-
-    def headers(self) -> dict[str, str]:
-        named = {"X-Policy-Version": str(self._version)} if self._name_version else {}
-        return {"X-Scripted": "true", **named}
-
-    @property
-    def model(self) -> str:
-        return self._model
-
-    @property
-    def tokens(self) -> Tokens:
-        return self._tokens
-
-    @property
-    def token_latency_s(self) -> float:
-        return self._token_latency_s
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """One reply on its way out."""
-
-    server: PolicyServer
-    body: dict[str, Any]
-    prompt: list[int]
-    reply: Reply
-    request_id: str
-
-    async def whole(self) -> web.Response:
-        headers = self.server.headers()
-        await asyncio.sleep(self.server.token_latency_s * len(self.reply.ids))
-        choice = {
-            "index": 0,
-            "message": self.reply.message(),
-            "finish_reason": self.reply.finish_reason,
-            **self._tokens_of(0, len(self.reply.ids)),
-        }
-        data = {
-            **self._head("chat.completion"),
-            "choices": [choice],
-            "usage": self._usage(),
-            **self._prompt_ids(),
-        }
-        return web.json_response(data, headers=headers)
-
-    async def stream(self, request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **self.server.headers()})
-        await response.prepare(request)
-        opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-        await self._send(response, {"choices": [opening], **self._prompt_ids()})
-        for delta, start, stop in stream_parts(self.reply, self.server.tokens):
-            await asyncio.sleep(self.server.token_latency_s * (stop - start))
-            choice = {"index": 0, "delta": delta, "finish_reason": None, **self._tokens_of(start, stop)}
-            await self._send(response, {"choices": [choice]})
-        closing = {"index": 0, "delta": {}, "finish_reason": self.reply.finish_reason}
-        await self._send(response, {"choices": [closing]})
-        if (self.body.get("stream_options") or {}).get("include_usage"):
-            await self._send(response, {"choices": [], "usage": self._usage()})
-        await response.write(b"data: [DONE]\n\n")
-        return response
-
-    async def _send(self, response: web.StreamResponse, fields: dict[str, Any]) -> None:
-        data = {**self._head("chat.completion.chunk"), **fields}
-        await response.write(b"data: " + json.dumps(data).encode() + b"\n\n")
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self.request_id,
-            "object": kind,
-            "created": int(time.time()),
-            "model": self.server.model,
-            **self.server.stamp(),
-        }
-
-    def _usage(self) -> dict[str, int]:
-        prompt, completion = len(self.prompt), len(self.reply.ids)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-        }
-
-    def _prompt_ids(self) -> dict[str, list[int]]:
-        return {"prompt_token_ids": self.prompt} if self.body.get("return_token_ids") else {}
-
-    def _tokens_of(self, start: int, stop: int) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
-        if self.body.get("return_token_ids"):
-            fields["token_ids"] = list(self.reply.ids[start:stop])
-        if self.body.get("logprobs"):
-            content = logprob_content(self.reply, self.server.tokens, start, stop)
-            fields["logprobs"] = {"content": content}
-        return fields
 
 
 def _refuse(message: str) -> web.Response:
