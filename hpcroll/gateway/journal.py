@@ -24,6 +24,7 @@ _LEVEL = 3
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
+    epoch: int
     session: int
     payload: bytes
     written: Future[None]
@@ -41,6 +42,9 @@ class Journal:
         self._descriptor = -1
         self._end = 0
         self._broken: OSError | None = None
+        self._epoch = 0
+        """Failed writes so far; only the writer thread counts."""
+        self._sessions_epoch = 0
 
     @property
     def path(self) -> Path:
@@ -71,11 +75,16 @@ class Journal:
         """Queues the call; the future resolves once it is durable."""
         if self._thread is None:
             raise SpoolError(f"journal {self._path} is not open; call {recorded.call.call_index} was lost")
+        epoch = self._epoch
+        if epoch != self._sessions_epoch:
+            # What was lost cannot be built upon: the next prompt of every session is written whole.
+            self._sessions.clear()
+            self._sessions_epoch = epoch
         call = recorded.call
         tokens = self._sessions.setdefault((call.rollout_id, call.attempt), SessionTokens())
         payload = encode(recorded, tokens.delta(recorded.tokens.prompt_ids))
         tokens.add(call.call_index, recorded.tokens.prompt_ids, recorded.tokens.sampled_ids)
-        pending = _Pending(session_key(call.rollout_id, call.attempt), payload, Future())
+        pending = _Pending(epoch, session_key(call.rollout_id, call.attempt), payload, Future())
         # An agent that goes away cancels its wait, never the write: the thread resolves every future.
         pending.written.set_running_or_notify_cancel()
         self._pending.put(pending)
@@ -113,24 +122,29 @@ class Journal:
                 return
 
     def _write(self, batch: list[_Pending], compressor: zstandard.ZstdCompressor) -> None:
-        data = b"".join(frame(item.session, compressor.compress(item.payload)) for item in batch)
+        good = [item for item in batch if item.epoch == self._epoch]
+        # Queued before a failure was known, these build on calls that were lost.
+        self._fail([item for item in batch if item.epoch != self._epoch], "an earlier write failed")
+        data = b"".join(frame(item.session, compressor.compress(item.payload)) for item in good)
         try:
             if self._broken is not None:
                 raise self._broken
             write_all(self._descriptor, data)
             os.fdatasync(self._descriptor)
-            self._end += len(data)
         except OSError as error:
+            self._epoch += 1
             self._cut(error)
-            failure = SpoolError(
-                f"journal {self._path} cannot be written ({error.strerror}); {len(batch)} model calls "
-                "were not shown to their agents"
-            )
-            for item in batch:
-                item.written.set_exception(failure)
+            self._fail(good, str(error.strerror))
             return
-        for item in batch:
+        self._end += len(data)
+        for item in good:
             item.written.set_result(None)
+
+    def _fail(self, items: list[_Pending], reason: str) -> None:
+        for item in items:
+            item.written.set_exception(
+                SpoolError(f"journal {self._path} cannot be written: {reason}; the reply is withheld")
+            )
 
     def _cut(self, error: OSError) -> None:
         # Half a frame in the middle would hide every later one from readers.

@@ -147,22 +147,26 @@ class GatewaySession:
 
         Raises `SpoolError` where it could not be written; then it is not in `calls`.
         """
-        written = asyncio.wrap_future(self.services.journal.submit(recorded))
+        try:
+            written = self.services.journal.submit(recorded)
+            self._take(recorded, ticket)
+            await asyncio.shield(asyncio.wrap_future(written))
+        except SpoolError as error:
+            self._calls = [call for call in self._calls if call is not recorded]
+            self.error = error
+            raise
+
+    def _take(self, recorded: RecordedCall, ticket: Ticket) -> None:
         self._calls.append(recorded)
         sampled = len(recorded.tokens.sampled_ids)
         self._sampled_tokens += sampled
-        if recorded.call.error is None:
-            self._replies += 1
-            if self.limit is StopReason.CONTEXT_LIMIT:
-                self.limit = None
-            self._context_tokens = len(recorded.tokens.prompt_ids) + sampled
-            self._messages.reply(ticket.message_ticket, recorded.call.reply)
-        try:
-            await asyncio.shield(written)
-        except SpoolError as error:
-            self._calls.remove(recorded)
-            self.error = error
-            raise
+        if recorded.call.error is not None:
+            return
+        self._replies += 1
+        self._context_tokens = len(recorded.tokens.prompt_ids) + sampled
+        self._messages.reply(ticket.message_ticket, recorded.call.reply)
+        if self.limit is StopReason.CONTEXT_LIMIT:
+            self.limit = None
 
     async def track(self, task: asyncio.Task[web.StreamResponse]) -> web.StreamResponse:
         """Awaits a call so that `close` can end it."""
