@@ -17,9 +17,9 @@ from typing import Any
 
 from hpcroll.errors import IsolationUnavailableError, SandboxError
 from hpcroll.sandboxes import archive as archives
+from hpcroll.sandboxes.attendant.removal import remove_tree
 from hpcroll.sandboxes.base import ExecResult, SandboxSpec
 from hpcroll.sandboxes.channel import Channel, Reply
-from hpcroll.sandboxes.scratch import remove_tree
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class AttendedSandbox:
         settings = {
             "container": attendance.container,
             "container_env": dict(attendance.container_env),
-            "log": str(self._scratch / "start.log"),
+            "scratch": str(self._scratch),
             "env": dict(attendance.env),
             "workdir": attendance.workdir,
             "file_mb": attendance.file_mb,

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from hpcroll.config import SandboxConfig
 from hpcroll.fs.locks import node_slots
+from hpcroll.sandboxes.attendant.removal import remove_tree
 from hpcroll.sandboxes.base import SandboxSpec
-from hpcroll.sandboxes.scratch import Scratch, remove_tree, slots_directory, sweep
+from hpcroll.sandboxes.scratch import Scratch, slots_directory, sweep
 
 _POLL_S = 0.05
 

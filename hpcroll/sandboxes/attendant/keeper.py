@@ -120,13 +120,14 @@ class Keeper:
             # its tree before it, once the worker's end of the socket is closed.
             kill_tree = processes.kill_descendants
             kernel.adopt_orphans()
+        kernel.hide_memory(False)
         with open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
             file.write(_OOM_SCORE)
+        kernel.hide_memory()
         if self._user_fd is not None:
             kernel.setns(self._user_fd, "user")
         lane.set_limits(file_mb=settings["file_mb"], processes=settings["processes"])
         kernel.drop_privileges(frozenset(settings["capabilities"]))
-        kernel.hide_memory()
         return lane.Lane(
             sock,
             env=settings["env"],

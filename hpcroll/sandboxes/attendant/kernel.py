@@ -62,9 +62,9 @@ def die_with_parent(signal_number: int) -> None:
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0), "prctl(PDEATHSIG)")
 
 
-def hide_memory() -> None:
-    """No payload may read or trace this process, whatever its user."""
-    _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl(DUMPABLE)")
+def hide_memory(hidden: bool = True) -> None:
+    """No payload may read or trace this process; it cannot write to its own `/proc` files either."""
+    _check(_libc.prctl(_PR_SET_DUMPABLE, 0 if hidden else 1, 0, 0, 0), "prctl(DUMPABLE)")
 
 
 def adopt_orphans() -> None:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import kernel, processes, storage, wire
+from . import kernel, processes, removal, storage, wire
 from .keeper import Keeper
 
 _GREETING = b"hpcroll\n"
@@ -32,7 +32,7 @@ class Container:
     `cat` ends when this process does, however it ends: its standard input is then closed.
     """
 
-    def __init__(self, argv: list[str], env: dict[str, str], log: str) -> None:
+    def __init__(self, argv: list[str], env: dict[str, str], log: Path) -> None:
         inner, self._stdin = os.pipe()
         self._stdout, outer = os.pipe()
         self._log = os.open(log, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -124,13 +124,17 @@ def main() -> None:
     if settings["container"] is None:
         _serve(sock, settings, None)
         return
-    container = Container(settings["container"], settings["container_env"], settings["log"])
+    scratch = Path(settings["scratch"])
+    container = Container(settings["container"], settings["container_env"], scratch / "start.log")
     try:
         _attend(sock, settings, container)
     except (OSError, StartFailed) as error:
         wire.send(sock, {"error": str(error)})
     finally:
         container.end()
+        # Here and not only in the worker: this process is in the sandbox's user namespace, whose other
+        # users' files nobody else may remove, and it is still there where the worker was killed.
+        removal.remove_tree(scratch)
 
 
 def _attend(sock: socket.socket, settings: dict[str, Any], container: Container) -> None:
