@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -146,12 +146,17 @@ def open_frame(header: Header, kind: FrameKind, record: bytes | memoryview) -> b
     return _decompressor().decompress(stored, max_output_size=frame.raw_bytes)
 
 
-def is_sound(header: Header, record: bytes | memoryview) -> bool:
-    """Whether all frames in `record` (a whole record's bytes) match their checksums."""
+def is_sound(header: Header, record: bytes | memoryview, kinds: Collection[FrameKind] | None = None) -> bool:
+    """Whether the frames of `kinds` (None: all) in `record` match their checksums.
+
+    `record` holds a record's bytes at least up to the last of those frames, else the answer is no.
+    """
     view = memoryview(record)
-    return len(view) >= header.record_bytes and all(
+    return all(
         xxhash.xxh3_64_intdigest(view[f.start : f.start + f.stored_bytes]) == f.checksum
+        and len(view) >= f.start + f.stored_bytes
         for f in header.frames
+        if kinds is None or f.kind in kinds
     )
 
 

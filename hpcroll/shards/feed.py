@@ -1,0 +1,133 @@
+"""The stream of committed trajectories over all shards of a run, from a position that can be saved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hpcroll.errors import ConfigError, ShardCorruptError
+from hpcroll.fs.atomic import read_fresh
+from hpcroll.fs.paths import RunPaths
+from hpcroll.shards.frames import is_sound
+from hpcroll.shards.shard_file import OpenShard, ShardName, is_finished, list_shards
+from hpcroll.shards.stored import Column, Place, StoredTrajectory, frames_of
+from hpcroll.shards.walk import ReadCounts, ShardWalk
+
+_SLOWEST_POLLS = 8
+"""A quiet shard is looked at this many poll intervals apart, at most."""
+_SETTLE_S = 10.0
+"""Seconds between two questions whether a quiet shard's owner is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """How to wait for more: look every `poll_s` seconds until `stop` says so or the run is closed."""
+
+    poll_s: float
+    stop: Callable[[], bool]
+
+
+@dataclass(slots=True)
+class _Rhythm:
+    """When a shard is looked at next, on this process's monotonic clock."""
+
+    pause_s: float = 0.0
+    due_at: float = 0.0
+    settle_at: float = 0.0
+
+
+class Feed:
+    """Hands out committed records in cursor order: shard by shard, in the order they were appended.
+
+    Each is handed out once, over any number of `state` and `load` round trips. Memory grows with shards,
+    never with records.
+    """
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        leg: str,
+        *,
+        columns: frozenset[Column],
+        trust_marks: bool,
+        following: Following | None,
+    ) -> None:
+        self.counts = ReadCounts()
+        self._paths = paths
+        self._leg = leg
+        self._columns = columns
+        self._trust_marks = trust_marks
+        self._following = following
+        self._walks: dict[ShardName, ShardWalk] = {}
+        self._rhythms: dict[ShardName, _Rhythm] = {}
+
+    def __iter__(self) -> Iterator[StoredTrajectory]:
+        if self._following is None:
+            for name in list_shards(self._paths):
+                yield from self._walk(name).advance()
+        else:
+            yield from self._follow(self._following)
+
+    def read_again(self, place: Place, columns: frozenset[Column]) -> StoredTrajectory:
+        """The record at `place`, which was handed out before, with other columns."""
+        kinds = frames_of(columns)
+        with OpenShard(self._paths, place.shard) as shard:
+            found = shard.record_at(place.offset, kinds)
+        if found is None or not is_sound(*found, kinds):
+            raise ShardCorruptError(
+                f"{self._paths.shard_file(place.shard.incarnation, place.shard.index)}: the record at "
+                f"{place.offset} was readable and is not any more; run `hpcroll shards verify`"
+            )
+        header, data = found
+        return StoredTrajectory(place, header, columns, data)
+
+    def state(self) -> dict[str, Any]:
+        """The position, as JSON: per shard the bytes passed and the offsets that may still be committed."""
+        return {str(name): [walk.seen, list(walk.pending)] for name, walk in self._walks.items()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Goes on from a position that `state` gave."""
+        for text, (seen, pending) in state.items():
+            name = ShardName.parse(text)
+            if name is None:
+                raise ConfigError(f"reader state names {text!r}, which is no shard")
+            walk = self._walk(name)
+            walk.seen, walk.pending, walk.settled = int(seen), [int(offset) for offset in pending], False
+
+    def _walk(self, name: ShardName) -> ShardWalk:
+        if name not in self._walks:
+            self._walks[name] = ShardWalk(
+                self._paths, name, self._leg, self._columns, self._trust_marks, self.counts
+            )
+        return self._walks[name]
+
+    def _follow(self, following: Following) -> Iterator[StoredTrajectory]:
+        while True:
+            # Asked before the shards are: whatever was committed before then is still delivered.
+            ending = following.stop() or read_fresh(self._paths.closed) is not None
+            delivered = self.counts.delivered
+            for name in list_shards(self._paths):
+                yield from self._look(name, following.poll_s, forced=ending)
+            if self.counts.delivered == delivered:
+                if ending:
+                    return
+                time.sleep(following.poll_s)
+
+    def _look(self, name: ShardName, poll_s: float, *, forced: bool) -> Iterator[StoredTrajectory]:
+        """Reads on in one shard where it is due; a quiet one is looked at less and less often."""
+        walk, rhythm = self._walk(name), self._rhythms.setdefault(name, _Rhythm())
+        now = time.monotonic()
+        if walk.settled or (now < rhythm.due_at and not forced):
+            return
+        before = self.counts.delivered
+        if not walk.is_idle():
+            yield from walk.advance()
+        elif now >= rhythm.settle_at:
+            # The owner first, then its last bytes: the other order could miss an append between the two.
+            walk.settled = is_finished(self._paths, name) and walk.is_idle()
+            rhythm.settle_at = now + _SETTLE_S
+        busy = self.counts.delivered > before
+        rhythm.pause_s = 0.0 if busy else min(rhythm.pause_s * 2 or poll_s, _SLOWEST_POLLS * poll_s)
+        rhythm.due_at = time.monotonic() + rhythm.pause_s

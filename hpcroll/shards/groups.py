@@ -1,0 +1,174 @@
+"""Groups: the rollouts of one task, delivered together once there are enough of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcroll.errors import ConfigError
+from hpcroll.shards.codec import Summary
+from hpcroll.shards.shard_file import ShardName
+from hpcroll.shards.stored import Place, StoredTrajectory
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRule:
+    """When a group is delivered. `min_usable` None: when all of it is committed.
+
+    With `min_usable` = k: as soon as k of its rollouts are usable; what is committed later is counted as
+    late, not delivered. `partial`: what is left at the end of the stream is delivered too.
+    """
+
+    min_usable: int | None = None
+    partial: bool = False
+
+    @classmethod
+    def parse(cls, rule: str, min_usable: int | None) -> GroupRule:
+        """`complete`, `any`, or a `min_usable` of 1 or more; raises `ConfigError` for anything else."""
+        if min_usable is not None:
+            if min_usable < 1:
+                raise ConfigError(f"min_usable is {min_usable}; it must be 1 or more")
+            return cls(min_usable=min_usable)
+        if rule not in ("complete", "any"):
+            raise ConfigError(f"group rule {rule!r} is unknown; choose complete or any, or give min_usable")
+        return cls(partial=rule == "any")
+
+
+COMPLETE = GroupRule()
+"""The rule where none is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rollouts of one task. `members` are those that pass the reader's filters, by sample index."""
+
+    group_id: str
+    size: int
+    committed: int
+    """How many of `size` were committed when the group was delivered."""
+    members: tuple[StoredTrajectory, ...]
+
+    @property
+    def complete(self) -> bool:
+        return self.committed == self.size
+
+    @property
+    def usable(self) -> tuple[StoredTrajectory, ...]:
+        """The members that a trainer can use: trainable, with a valid reward."""
+        return tuple(member for member in self.members if member.summary.usable)
+
+
+@dataclass(slots=True)
+class GroupCounts:
+    """What became of groups and members that were not delivered."""
+
+    short: int = 0
+    """Complete groups with too few usable rollouts."""
+    incomplete: int = 0
+    """Groups that the stream ended on."""
+    late: int = 0
+    """Rollouts that were committed after their group was delivered."""
+    stale: int = 0
+    """Rollouts whose oldest token was too many policy versions old."""
+
+
+@dataclass(slots=True)
+class _OpenGroup:
+    size: int
+    held: list[tuple[int, Place, bool]] = field(default_factory=list)
+    """Sample index, place, and whether it is usable."""
+
+
+@dataclass(slots=True)
+class GroupAssembly:
+    """Collects members as places, not as bytes, so that memory grows with open groups only."""
+
+    rule: GroupRule
+    accepts: Callable[[Summary], bool]
+    counts: GroupCounts = field(default_factory=GroupCounts)
+    _open: dict[str, _OpenGroup] = field(default_factory=dict)
+    _served: dict[str, int] = field(default_factory=dict)
+    """Groups delivered early, and how many members are still to come."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether members are held back, or still to come for a group that was delivered early."""
+        return bool(self._open or self._served)
+
+    def add(self, stored: StoredTrajectory) -> ReadyGroup | None:
+        """Takes one committed rollout; returns its group where that is now to be delivered."""
+        summary = stored.summary
+        group_id = summary.group_id
+        if group_id in self._served:
+            self.counts.late += 1
+            self._served[group_id] -= 1
+            if not self._served[group_id]:
+                del self._served[group_id]
+            return None
+        group = self._open.setdefault(group_id, _OpenGroup(summary.group_size))
+        usable = summary.usable and self.accepts(summary)
+        group.held.append((summary.sample_index, stored.place, usable))
+        complete = len(group.held) >= group.size
+        if self.rule.min_usable is None:
+            return self._release(group_id) if complete else None
+        if sum(usable for _, _, usable in group.held) >= self.rule.min_usable:
+            missing = group.size - len(group.held)
+            if missing > 0:
+                self._served[group_id] = missing
+            return self._release(group_id)
+        if complete:
+            self.counts.short += 1
+            del self._open[group_id]
+        return None
+
+    def rest(self) -> Iterator[ReadyGroup]:
+        """At the end of the stream: what is left, where the rule delivers it."""
+        for group_id in tuple(self._open):
+            if self.rule.partial:
+                yield self._release(group_id)
+            else:
+                self.counts.incomplete += 1
+
+    def state(self) -> dict[str, Any]:
+        """Open and early groups, as JSON."""
+        return {
+            "open": {
+                group_id: [
+                    group.size,
+                    [[index, str(place.shard), place.offset, usable] for index, place, usable in group.held],
+                ]
+                for group_id, group in self._open.items()
+            },
+            "served": dict(self._served),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Goes on from what `state` gave."""
+        self._served = {group_id: int(missing) for group_id, missing in state["served"].items()}
+        self._open = {
+            group_id: _OpenGroup(size, [(i, place_of(shard, at), usable) for i, shard, at, usable in held])
+            for group_id, (size, held) in state["open"].items()
+        }
+
+    def _release(self, group_id: str) -> ReadyGroup:
+        group = self._open.pop(group_id)
+        held = sorted(group.held, key=lambda item: item[0])
+        return ReadyGroup(group_id, group.size, tuple(place for _, place, _ in held))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyGroup:
+    """A group to be delivered: where its members lie, by sample index."""
+
+    group_id: str
+    size: int
+    places: tuple[Place, ...]
+
+
+def place_of(shard: str, offset: int) -> Place:
+    """The place that a saved state names; raises `ConfigError` where it names no shard."""
+    name = ShardName.parse(shard)
+    if name is None:
+        raise ConfigError(f"reader state names {shard!r}, which is no shard")
+    return Place(name, int(offset))

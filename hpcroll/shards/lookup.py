@@ -1,0 +1,64 @@
+"""Random access: the committed record of one rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpcroll.contract import RolloutRef
+from hpcroll.errors import ShardCorruptError, ShardError
+from hpcroll.fs.paths import RunPaths
+from hpcroll.shards.frames import Header, is_sound
+from hpcroll.shards.shard_file import OpenShard, ShardName, committer, marks_of
+from hpcroll.shards.stored import Column, Place, StoredTrajectory, frames_of
+
+
+def find_committed(
+    paths: RunPaths, leg: str, ref: RolloutRef, columns: frozenset[Column]
+) -> StoredTrajectory:
+    """The record that `done` confirms for `ref`: through the marks of its owner, else by scanning.
+
+    Raises `ShardError` where nothing is committed, `ShardCorruptError` where the record is not found whole.
+    """
+    owner = committer(paths, leg, ref)
+    if owner is None:
+        raise ShardError(f"rollout {ref} has no committed result yet; see `hpcroll status {paths.root}`")
+    kinds = frames_of(columns)
+    for name in shards_of(paths, owner):
+        with OpenShard(paths, name) as shard:
+            for offset in _offsets(paths, shard, ref):
+                found = shard.record_at(offset, kinds)
+                if found is not None and found[0].ref == ref and is_sound(*found, kinds):
+                    return StoredTrajectory(Place(name, offset), found[0], columns, found[1])
+    raise ShardCorruptError(
+        f"rollout {ref} is committed by {owner}, but no shard of it holds the record whole; run `hpcroll "
+        f"shards verify {paths.root}`"
+    )
+
+
+def records_of(shard: OpenShard) -> Iterator[tuple[int, Header]]:
+    """Every sound header of `shard` with its offset, damaged stretches passed over."""
+    offset: int | None = 0
+    while offset is not None and offset < shard.size:
+        header = shard.header_at(offset)
+        if header is None:
+            offset = shard.next_header_after(offset)
+        else:
+            yield offset, header
+            offset += header.record_bytes
+
+
+def shards_of(paths: RunPaths, incarnation: str) -> Iterator[ShardName]:
+    """The shards that the incarnation has opened, in order; none where it was never one of this run."""
+    index = 0
+    while paths.shard_file(incarnation, index).exists():
+        yield ShardName(incarnation, index)
+        index += 1
+
+
+def _offsets(paths: RunPaths, shard: OpenShard, ref: RolloutRef) -> Iterator[int]:
+    """Where the record of `ref` may stand: the marked place first, then wherever a header names it."""
+    marked = [mark.offset for mark in marks_of(paths, shard.name).values() if mark.ref == ref]
+    yield from marked
+    for offset, header in records_of(shard):
+        if header.ref == ref and offset not in marked:
+            yield offset

@@ -1,0 +1,70 @@
+"""What of a run a reader is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Self
+
+from hpcroll.contract import Status
+from hpcroll.errors import ConfigError
+from hpcroll.shards.codec import Summary
+from hpcroll.shards.stored import ALL_COLUMNS, Column
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Columns to read and rollouts to deliver; a bound that is None lets everything pass."""
+
+    columns: frozenset[Column] = ALL_COLUMNS
+    trainable: bool | None = None
+    status: frozenset[Status] | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+    trust_marks: bool = False
+    """Take a mark for the `done` name it stands for, which saves one open per rollout."""
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        columns: Collection[str] | None,
+        trainable: bool | None,
+        status: Collection[str] | str | None,
+        min_reward: float | None,
+        max_reward: float | None,
+        trust_marks: bool,
+    ) -> Self:
+        """A selection from what a user wrote; raises `ConfigError`, which lists the choices."""
+        wanted = [status] if isinstance(status, str) else status
+        try:
+            chosen = ALL_COLUMNS if columns is None else frozenset(Column(name) for name in columns)
+            states = None if wanted is None else frozenset(Status(name) for name in wanted)
+        except ValueError as error:
+            raise ConfigError(
+                f"{error}; columns are {', '.join(Column)}, statuses are {', '.join(Status)}"
+            ) from error
+        if Column.TEXT in chosen:
+            chosen |= {Column.RECORD}
+        return cls(chosen, trainable, states, min_reward, max_reward, trust_marks)
+
+    @property
+    def filters(self) -> bool:
+        """Whether a rollout's summary must be read to know if it is delivered."""
+        bounds = (self.trainable, self.status, self.min_reward, self.max_reward)
+        return any(bound is not None for bound in bounds)
+
+    def accepts(self, summary: Summary) -> bool:
+        """Whether a rollout is delivered; one without a reward passes no bound on it."""
+        if self.trainable is not None and summary.trainable != self.trainable:
+            return False
+        if self.status is not None and summary.status not in self.status:
+            return False
+        if self.min_reward is None and self.max_reward is None:
+            return True
+        reward = summary.reward
+        return (
+            reward is not None
+            and (self.min_reward is None or reward >= self.min_reward)
+            and (self.max_reward is None or reward <= self.max_reward)
+        )

@@ -1,0 +1,102 @@
+"""One pass over a run: the feed, the groups in the making and the rows that wait, saved and loaded as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hpcroll.errors import ConfigError
+from hpcroll.fs.paths import RunPaths
+from hpcroll.shards.codec import Summary
+from hpcroll.shards.feed import Feed, Following
+from hpcroll.shards.freshness import Freshness
+from hpcroll.shards.groups import Group, GroupAssembly, GroupRule, ReadyGroup, place_of
+from hpcroll.shards.packing import Batch, Packer, rows_of
+from hpcroll.shards.run_facts import RunFacts
+from hpcroll.shards.selection import Selection
+from hpcroll.shards.stored import Column, StoredTrajectory
+
+_TOKENS = frozenset({Column.TOKENS})
+
+
+class Session:
+    """What one iteration has delivered, and what it holds back; `state` after a delivery excludes it."""
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        facts: RunFacts,
+        selection: Selection,
+        *,
+        columns: frozenset[Column],
+        following: Following | None,
+        rule: GroupRule,
+        freshness: Freshness,
+        max_tokens: int = 1,
+    ) -> None:
+        self._selection = selection
+        self._columns = columns
+        self._freshness = freshness
+        self.feed = Feed(
+            paths,
+            facts.final_leg,
+            columns=columns,
+            trust_marks=selection.trust_marks,
+            following=following,
+        )
+        self.assembly = GroupAssembly(rule, self._passes)
+        self._packer = Packer(max_tokens)
+
+    def singles(self) -> Iterator[StoredTrajectory]:
+        """Rollouts one by one; raises `ConfigError` where a loaded state holds parts of groups."""
+        if self._packer.waiting or self.assembly.is_busy:
+            raise ConfigError("this reader state was saved within groups; go on with groups() or packed()")
+        return (stored for stored in self.feed if self._delivers(stored.summary))
+
+    def groups(self) -> Iterator[Group]:
+        """Groups as they become deliverable."""
+        for stored in self.feed:
+            ready = self.assembly.add(stored)
+            if ready is not None:
+                yield from self._deliver(ready)
+        for ready in self.assembly.rest():
+            yield from self._deliver(ready)
+
+    def packed(self) -> Iterator[Batch]:
+        """Batches from the usable rollouts of groups."""
+        yield from self._packer.full_batches()
+        for group in self.groups():
+            for member in group.usable:
+                self._packer.add(rows_of(member))
+            yield from self._packer.full_batches()
+        yield from self._packer.last_batch()
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "shards": self.feed.state(),
+            "groups": self.assembly.state(),
+            "rows": [[str(r.place.shard), r.place.offset, r.segment_index] for r in self._packer.waiting],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.feed.load(state["shards"])
+        self.assembly.load(state["groups"])
+        for shard, offset, segment_index in state["rows"]:
+            stored = self.feed.read_again(place_of(shard, offset), _TOKENS)
+            self._packer.add(row for row in rows_of(stored) if row.segment_index == segment_index)
+
+    def _deliver(self, ready: ReadyGroup) -> Iterator[Group]:
+        read = (self.feed.read_again(place, self._columns) for place in ready.places)
+        members = tuple(stored for stored in read if self._delivers(stored.summary))
+        if members:
+            yield Group(ready.group_id, ready.size, len(ready.places), members)
+
+    def _delivers(self, summary: Summary) -> bool:
+        if not self._selection.accepts(summary):
+            return False
+        stale = self._freshness.is_stale(summary)
+        self.assembly.counts.stale += stale
+        return not stale
+
+    def _passes(self, summary: Summary) -> bool:
+        return self._selection.accepts(summary) and not self._freshness.is_stale(summary)

@@ -1,0 +1,126 @@
+"""One shard on disk, as a reader sees it: maybe still growing, maybe torn, maybe damaged."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from hpcroll.contract import RolloutRef
+from hpcroll.fs.atomic import list_names, read_fresh
+from hpcroll.fs.links import read_token
+from hpcroll.fs.paths import RunPaths
+from hpcroll.shards.commit_log import RecordAddress, parse_marks
+from hpcroll.shards.frames import HEADER_BYTES_MOST, MAGIC_PREFIX, FrameKind, Header, is_sound, parse_header
+
+_FIRST_READ_BYTES = 64 << 10
+_SEARCH_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ShardName:
+    """The `index`-th shard of an incarnation; the order of names is the order of reading."""
+
+    incarnation: str
+    index: int
+
+    @classmethod
+    def parse(cls, text: str) -> ShardName | None:
+        """The inverse of `str`; None for anything else."""
+        incarnation, dot, index = text.rpartition(".")
+        return cls(incarnation, int(index)) if dot and incarnation and index.isdecimal() else None
+
+    def __str__(self) -> str:
+        return f"{self.incarnation}.{self.index}"
+
+
+def list_shards(paths: RunPaths) -> list[ShardName]:
+    """The shards of the run, in reading order; on a network file system the newest may be missing yet."""
+    stems = (name.removesuffix(".shard") for name in list_names(paths.shards) if name.endswith(".shard"))
+    return sorted(name for stem in stems if (name := ShardName.parse(stem)) is not None)
+
+
+def is_finished(paths: RunPaths, name: ShardName) -> bool:
+    """Whether the shard's owner will never write it again: it is gone, or has gone on to its next shard."""
+    if read_fresh(paths.ended_file(name.incarnation)) is not None:
+        return True
+    return read_fresh(paths.commit_log(name.incarnation, name.index + 1)) is not None
+
+
+def committer(paths: RunPaths, leg: str, ref: RolloutRef) -> str | None:
+    """The incarnation whose record of `ref` is the committed one; None while there is none."""
+    return read_token(paths.done_link(leg, ref))
+
+
+def marks_of(paths: RunPaths, name: ShardName) -> dict[int, RecordAddress]:
+    """The marked records of a shard by offset: its commit log and, where the owner is dead, adopters'."""
+    logs = [read_fresh(paths.commit_log(name.incarnation, name.index))]
+    generation = 0
+    while (adopted := read_fresh(paths.adoption_file(name.incarnation, name.index, generation))) is not None:
+        logs.append(adopted)
+        generation += 1
+    found = (mark for log in logs if log is not None for mark in parse_marks(log)[0])
+    return {mark.offset: mark for mark in found if mark.shard_index == name.index}
+
+
+class OpenShard:
+    """A shard opened for reading: anew for every look, so that a network file system asks its server."""
+
+    def __init__(self, paths: RunPaths, name: ShardName) -> None:
+        self.name = name
+        self.path = paths.shard_file(name.incarnation, name.index)
+        self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        self.size = os.fstat(self._descriptor).st_size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """The `length` bytes at `offset`, fewer where the file ends before."""
+        parts: list[bytes] = []
+        while length > 0 and (part := os.pread(self._descriptor, length, offset)):
+            parts.append(part)
+            offset, length = offset + len(part), length - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def header_at(self, offset: int) -> Header | None:
+        """The sound header of a record at `offset`; None where there is none (yet)."""
+        return parse_header(self.read(offset, HEADER_BYTES_MOST))
+
+    def record_at(self, offset: int, kinds: Iterable[FrameKind]) -> tuple[Header, bytes] | None:
+        """The header at `offset` and the record's bytes up to the last frame of `kinds`, unchecked.
+
+        None where there is no sound header, or where the file ends before those frames do.
+        """
+        data = self.read(offset, _FIRST_READ_BYTES)
+        header = parse_header(data)
+        if header is None:
+            return None
+        needed = header.prefix_bytes(kinds)
+        if needed > len(data):
+            data += self.read(offset + len(data), needed - len(data))
+        return (header, data) if len(data) >= needed else None
+
+    def is_sound(self, offset: int, header: Header) -> bool:
+        """Whether every byte of the record at `offset` is as it was written."""
+        return is_sound(header, self.read(offset, header.record_bytes))
+
+    def next_header_after(self, offset: int) -> int | None:
+        """The next offset past `offset` where a sound header stands, after damage; None to the end."""
+        position = offset + 1
+        while position < self.size:
+            chunk = self.read(position, _SEARCH_BYTES)
+            hit = chunk.find(MAGIC_PREFIX)
+            while hit >= 0:
+                if self.header_at(position + hit) is not None:
+                    return position + hit
+                hit = chunk.find(MAGIC_PREFIX, hit + 1)
+            position += max(1, len(chunk) - len(MAGIC_PREFIX) + 1)
+        return None

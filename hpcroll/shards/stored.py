@@ -1,0 +1,121 @@
+"""A committed trajectory as it was read: its columns stay compressed until they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from hpcroll.contract import SegmentTokens, Status, Trajectory, TrajectoryRecord
+from hpcroll.errors import ShardError
+from hpcroll.shards.codec import Summary, read_record, read_summary, read_tokens
+from hpcroll.shards.frames import FrameKind, Header
+from hpcroll.shards.shard_file import ShardName
+
+
+class Column(StrEnum):
+    """What a reader can ask for besides the summary, which it always has."""
+
+    TOKENS = "tokens"
+    RECORD = "record"
+    """The record without messages and replies."""
+    TEXT = "text"
+    """Messages and replies; needs `record`, which it joins."""
+
+
+_FRAMES = {
+    Column.TOKENS: FrameKind.TOKENS,
+    Column.RECORD: FrameKind.RECORD,
+    Column.TEXT: FrameKind.TEXT,
+}
+ALL_COLUMNS = frozenset(Column)
+
+
+def frames_of(columns: Collection[Column]) -> frozenset[FrameKind]:
+    """The frames that hold `columns`, the summary's included."""
+    return frozenset({FrameKind.SUMMARY, *(_FRAMES[column] for column in columns)})
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a record lies; enough to read it again."""
+
+    shard: ShardName
+    offset: int
+
+
+@dataclass(slots=True)
+class StoredTrajectory:
+    """One committed record. `tokens` and `record` decode on first use and raise `ShardCorruptError` where
+    the bytes are not as written (a reader has checked those that it was asked for)."""
+
+    place: Place
+    header: Header
+    columns: frozenset[Column]
+    _data: bytes
+    _summary: Summary | None = field(default=None, repr=False)
+    _tokens: tuple[SegmentTokens, ...] | None = field(default=None, repr=False)
+    _record: TrajectoryRecord | None = field(default=None, repr=False)
+
+    @property
+    def rollout_id(self) -> str:
+        return self.header.ref.rollout_id
+
+    @property
+    def attempt(self) -> int:
+        return self.header.attempt
+
+    @property
+    def incarnation(self) -> str:
+        return self.place.shard.incarnation
+
+    @property
+    def summary(self) -> Summary:
+        """What filters and packing ask for: reward, status, group, weights, policy versions."""
+        if self._summary is None:
+            self._summary = read_summary(self.header, self._data)
+        return self._summary
+
+    @property
+    def reward(self) -> float | None:
+        return self.summary.reward
+
+    @property
+    def status(self) -> Status:
+        return Status(self.summary.status)
+
+    @property
+    def trainable(self) -> bool:
+        return self.summary.trainable
+
+    @property
+    def group_id(self) -> str:
+        return self.summary.group_id
+
+    @property
+    def tokens(self) -> tuple[SegmentTokens, ...]:
+        """The token arrays, one per segment: read-only views of one buffer."""
+        self._require(Column.TOKENS)
+        if self._tokens is None:
+            self._tokens = read_tokens(self.header, self.summary, self._data)
+        return self._tokens
+
+    @property
+    def record(self) -> TrajectoryRecord:
+        """The record; its calls hold messages and replies only where the column `text` was read."""
+        self._require(Column.RECORD)
+        if self._record is None:
+            self._record = read_record(self.header, self._data, text=Column.TEXT in self.columns)
+        return self._record
+
+    def trajectory(self) -> Trajectory:
+        """Record and token arrays as they were appended, given that every column was read."""
+        for column in Column:
+            self._require(column)
+        return Trajectory(self.record, self.tokens)
+
+    def _require(self, column: Column) -> None:
+        if column not in self.columns:
+            raise ShardError(
+                f"rollout {self.rollout_id}: column {column} was not read; add it to the columns of open_run"
+            )
