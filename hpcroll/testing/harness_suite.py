@@ -134,12 +134,19 @@ class HarnessContract:
 
 @asynccontextmanager
 async def stage(
-    root: Path, behaviour: Behaviour, *, max_calls: int | None = None, rollout_tokens: int = 1_000_000
+    root: Path,
+    behaviour: Behaviour,
+    *,
+    max_calls: int | None = None,
+    rollout_tokens: int = 1_000_000,
+    remember: bool = False,
+    noncanonical: float = 0.5,
 ) -> AsyncIterator[Stage]:
     """A scripted server that plays `behaviour` for `PROMPT`, a gateway session, and a directory."""
     (root / "sandbox").mkdir()
     sandbox = DirectorySandbox(root / "sandbox")
-    async with PolicyServer([Script(prompt=PROMPT, behaviours=(behaviour,))]) as server:
+    scripts = [Script(prompt=PROMPT, behaviours=(behaviour,))]
+    async with PolicyServer(scripts, remember=remember, noncanonical=noncanonical) as server:
         journal = Journal(root / "journal")
         journal.open()
         config = ModelConfig(endpoints=(server.base_url,), rollout_tokens=rollout_tokens, call_tries=2)

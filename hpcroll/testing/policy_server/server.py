@@ -90,6 +90,10 @@ class PolicyServer:
         return f"http://127.0.0.1:{self.port}"
 
     @property
+    def tokens(self) -> Tokens:
+        return self._tokens
+
+    @property
     def version(self) -> int:
         return self._version
 
