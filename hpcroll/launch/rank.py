@@ -23,11 +23,13 @@ import signal
 import subprocess
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from hpcroll.errors import LaunchError
 from hpcroll.launch.command import RunCommand, run_command
+from hpcroll.spool import Spool
 
 _STOPS = (signal.SIGTERM, signal.SIGUSR2)
 
@@ -85,7 +87,7 @@ class Rank:
         if int(os.environ.get("SLURM_RESTART_COUNT", "0")) >= self.restarts:
             print(f"rank: not requeued, the job was restarted {self.restarts} times already", flush=True)
             return False
-        return wants_requeue(os.environ["SLURM_JOB_ID"], stops) and _work_left(self.run_dir, self.leg)
+        return wants_requeue(os.environ["SLURM_JOB_ID"], stops) and work_left(Path(self.run_dir), self.leg)
 
 
 def wants_requeue(job_id: str, stops: AbstractSet[int], run: RunCommand = run_command) -> bool:
@@ -102,13 +104,13 @@ def wants_requeue(job_id: str, stops: AbstractSet[int], run: RunCommand = run_co
     return preempted or signal.SIGUSR2 in stops
 
 
-def _work_left(run_dir: str, leg: str) -> bool:
-    from pathlib import Path
-
-    from hpcroll.spool import Spool
-
-    with Spool.open(Path(run_dir)) as spool:
-        return spool.work_left(leg)
+def work_left(run_dir: Path, leg: str) -> bool:
+    """Whether a worker of `leg` would find something to do, now or later, were it started again."""
+    spool = Spool.open(run_dir)
+    if spool.wishes.closed or spool.wishes.draining(""):
+        return False
+    counts = spool.exact_counts()
+    return counts.done[leg] < counts.total
 
 
 def _requeue(job_id: str) -> None:

@@ -14,7 +14,7 @@ from typing import ClassVar
 from pydantic import ValidationError
 
 from hpcroll.contract import Frozen, Record
-from hpcroll.errors import LaunchError
+from hpcroll.errors import ConfigError, LaunchError
 from hpcroll.fs import RunPaths, make_directories, replace
 from hpcroll.launch.base import JobHandle
 
@@ -71,7 +71,7 @@ def begin_launch(run_dir: Path, *, launcher: str, leg: str, workers: int) -> Lau
     """A new launch with nothing started yet, recorded with its directory.
 
     The directory exists before any job does: Slurm drops the output of jobs whose log folder is missing.
-    Raises `LaunchError` where the run directory cannot be written.
+    Raises `ConfigError` where the run directory cannot be written.
     """
     launch_id = f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
     directory = RunPaths(run_dir).launches / launch_id
@@ -89,7 +89,7 @@ def begin_launch(run_dir: Path, *, launcher: str, leg: str, workers: int) -> Lau
         make_directories([directory])
         launch.write()
     except OSError as error:
-        raise LaunchError(
+        raise ConfigError(
             f"run {run_dir} cannot be written ({error.strerror}): {directory}; nothing was launched"
         ) from error
     return launch

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hpcroll.config import LaunchConfig, RunConfig
-from hpcroll.errors import LaunchError
+from hpcroll.errors import ConfigError, LaunchError
 from hpcroll.launch import JobState, Ranks, read_launches
 from hpcroll.launch.identity import ProcessIdentity
 from hpcroll.launch.local import LocalLauncher
@@ -140,5 +140,5 @@ def test_launches_are_recorded_with_who_when_and_what(run_dir: Path, python: Pat
 def test_unwritable_run_directory_is_refused_before_anything_starts(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.touch()
-    with pytest.raises(LaunchError, match="cannot be written"):
+    with pytest.raises(ConfigError, match="cannot be written"):
         LocalLauncher(blocked, RunConfig()).start(1, leg=LEG)

@@ -1,0 +1,279 @@
+"""A run: created or opened, submitted to, launched, watched, ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from hpcroll.api.cancellation import commit_cancelled
+from hpcroll.api.results import Result, iterate_results
+from hpcroll.api.retry import submit_retries
+from hpcroll.api.serving import serve
+from hpcroll.api.submitting import content_key, read_and_check, read_config
+from hpcroll.api.validation import check_config, check_images, warn_of_missing_capabilities
+from hpcroll.config import RunConfig
+from hpcroll.contract import RolloutRef, Task, Trajectory
+from hpcroll.errors import ConfigError, CorruptRecordError, SpoolError
+from hpcroll.launch import JobHandle, JobState, Ranks, preview_workers, start_workers
+from hpcroll.policy import Endpoint, PolicyRegistry
+from hpcroll.report import RunStatus, StatusObserver
+from hpcroll.shards import open_run
+from hpcroll.spool import Segment, Spool, Submission, segment_name
+
+_LIVE = (JobState.PENDING, JobState.RUNNING, JobState.UNKNOWN)
+_WAIT_POLL_S = 0.5
+_ENDPOINT_SILENCE_S = 60.0
+
+
+class Run:
+    """One run directory on the shared file system, the same from every process and node.
+
+    Everything lives in the directory: a `Run` may be opened anywhere, any number of times, and dropped
+    at any moment. Methods raise `HpcrollError`s that say what to do.
+    """
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self._ranks = Ranks(spool.paths.root, spool.config)
+        self._observer = StatusObserver(spool)
+        self.policy = PolicyRegistry(spool.paths)
+        """Policy versions: `run.policy.publish(7, weights="ckpt/7")`, `run.policy.latest()`."""
+
+    @classmethod
+    def create(
+        cls,
+        path: Path | str,
+        config: Path | str | RunConfig | dict[str, Any] | None = None,
+        *,
+        overrides: Iterable[str] = (),
+    ) -> Self:
+        """The run in directory `path`, created with `config`, or opened where it was created with the same.
+
+        `config` is a YAML file, a `RunConfig`, a mapping, or None for the defaults; `overrides` such as
+        `stages.run.width=2` apply to a file. Relative image and bind paths are relative to the YAML file,
+        else to the working directory. Raises, with nothing created: `ConfigError` for a wrong config, a
+        directory that cannot be written or one that holds a run with another config, `PluginError` for
+        an unknown plug-in, `ImageError` for a missing default image, `UnsafeFilesystemError` for a file
+        system that cannot hold a run.
+        """
+        resolved = read_config(config, overrides)
+        provider = check_config(resolved)
+        if resolved.sandbox.image is not None:
+            provider.check(resolved.sandbox.image)
+        return cls(Spool.create(Path(path), resolved))
+
+    @classmethod
+    def open(cls, path: Path | str) -> Self:
+        """The run in directory `path`; raises `ConfigError` where there is none."""
+        try:
+            return cls(Spool.open(Path(path)))
+        except CorruptRecordError:
+            raise
+        except SpoolError as error:
+            raise ConfigError(str(error)) from error
+
+    @property
+    def path(self) -> Path:
+        """The run directory, absolute."""
+        return self._spool.paths.root
+
+    @property
+    def config(self) -> RunConfig:
+        """The resolved config, fixed at creation."""
+        return self._spool.config
+
+    @property
+    def submissions(self) -> tuple[Segment, ...]:
+        """Every submission so far, oldest first."""
+        return self._spool.segments()
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """The inference servers that are registered and whose heartbeat moves.
+
+        The first look counts as movement: look twice, a heartbeat apart, to tell a dead one. Fixed ones
+        of the config (`model.endpoints`) are not listed.
+        """
+        return self.policy.endpoints(_ENDPOINT_SILENCE_S)
+
+    def submit(
+        self, tasks: Path | str | Sequence[Task], *, samples: int = 1, key: str | None = None
+    ) -> Submission:
+        """Submits `samples` rollouts of each task; durable and visible to workers on return.
+
+        `tasks` is a task file (JSON lines) or tasks; relative paths in a task are relative to the file,
+        else to the working directory. The same key with the same content is one submission, whoever
+        sends it and however often; without a key, the content's digest is the key. Raises, with nothing
+        submitted: `ConfigError` (a broken line by its number, a wrong spec, a key that stands for other
+        content), `PluginError` for an unknown handler, `ImageError` for a missing image, `SpoolError`
+        where the run is closed or cannot be written.
+        """
+        provider = check_config(self.config)
+        resolved = read_and_check(tasks, self.config)
+        check_images(provider, resolved)
+        key = content_key(resolved, samples) if key is None else key
+        try:
+            return self._spool.submit(resolved, samples=samples, key=key)
+        except OSError as error:
+            raise ConfigError(
+                f"run {self.path} cannot be written ({error.strerror}); nothing was submitted"
+            ) from error
+
+    def submission(self, key: str) -> Segment:
+        """The submission with `key`; raises `ConfigError` where there is none."""
+        try:
+            return self._spool.segment(segment_name(key))
+        except CorruptRecordError:
+            raise
+        except SpoolError as error:
+            known = ", ".join(segment.key for segment in self.submissions) or "none"
+            raise ConfigError(f"run {self.path} has no submission {key!r}; known: {known}") from error
+
+    def launch(self, *, workers: int, leg: str | None = None, wait: bool = False) -> Sequence[JobHandle]:
+        """Starts `workers` workers with the configured launcher, for `leg` or for each leg.
+
+        The handles are recorded in the run. Takes an earlier `drain` back, for new workers only. With
+        `wait`, returns when all of them have ended; `job_states` then tells how. Raises, before anything
+        starts: `ConfigError` where the run directory cannot be written or the leg is unknown,
+        `ImageError` for a missing image, `SubmitError` with the scheduler's own words, for example for
+        an unknown partition. What only this host lacks is logged as a warning.
+        """
+        provider = check_config(self.config)
+        if self._spool.wishes.closed:
+            raise ConfigError(f"run {self.path} is closed; workers would start nothing")
+        for segment in self.submissions:
+            check_images(provider, (segment.task(index) for index in range(segment.header.tasks)))
+        warn_of_missing_capabilities(provider)
+        self._undrain()
+        handles = start_workers(self.path, self.config, workers=workers, leg=leg)
+        while wait and any(state in _LIVE for state in self.job_states(handles)):
+            time.sleep(_WAIT_POLL_S)
+        return handles
+
+    def preview(self, *, workers: int, leg: str | None = None) -> str:
+        """The scripts that `launch` would submit; submits nothing."""
+        check_config(self.config)
+        return preview_workers(self.path, self.config, workers=workers, leg=leg)
+
+    def job_states(self, handles: Sequence[JobHandle] | None = None) -> list[JobState]:
+        """The state of each of `handles`, of all jobs ever launched where absent.
+
+        A scheduler is asked at most once in `lease.scheduler_poll_s`; between, the last answer stands.
+        """
+        states = self._ranks.states()
+        if handles is None:
+            return [state for _, state in states]
+        by_id = {handle.job_id: state for handle, state in states}
+        return [by_id.get(handle.job_id, JobState.UNKNOWN) for handle in handles]
+
+    def results(
+        self, submission: Submission | Segment | str | None = None, *, wait: bool = True
+    ) -> Iterator[Result]:
+        """The committed results of a submission (or its key), each exactly once, as they are committed.
+
+        Without a submission: those of every submission made before the call. Ends when each of its
+        rollouts has its result; with `wait=False`, with what is committed now. Any process may iterate,
+        at any time, also after the submitter and the workers are gone; two iterations do not disturb
+        each other.
+        """
+        if isinstance(submission, str):
+            submission = self.submission(submission)
+        segment = submission.segment if isinstance(submission, Submission) else submission
+        segments = self.submissions if segment is None else (segment,)
+        return iterate_results(self.path, segments, wait=wait)
+
+    def trajectory(self, rollout_id: str) -> Trajectory:
+        """The committed trajectory of a rollout (`SEGMENT/ORDINAL`); raises `ConfigError` for none yet."""
+        ref = self._parse(rollout_id)
+        if not self._spool.is_done(ref):
+            raise ConfigError(f"rollout {rollout_id} has no committed result yet; see `hpcroll status`")
+        return open_run(self.path).get(ref.rollout_id).trajectory()
+
+    def cancel(self, *, key: str | None = None, rollout: str | None = None) -> int:
+        """Cancels a submission, one rollout, or, with neither, all that was submitted so far.
+
+        Rollouts that nobody runs are committed as `cancelled` before it returns, and counted; those in
+        progress are committed by their workers within seconds. A committed result stays as it is.
+        """
+        wishes = self._spool.wishes
+        if rollout is not None:
+            ref = self._parse(rollout)
+            wishes.cancel(segment=ref.segment, ordinal=ref.ordinal)
+        else:
+            # By segment and not `all`: later submissions are wanted.
+            for segment in self.submissions if key is None else (self.submission(key),):
+                wishes.cancel(segment=segment.name)
+        return commit_cancelled(self._spool)
+
+    def drain(self) -> None:
+        """Has every worker release what it runs and end; waiting jobs leave the scheduler's queue.
+
+        Nothing terminal is written and no retry is spent: `launch` goes on where it stopped.
+        """
+        self._spool.wishes.drain()
+        self._ranks.stop()
+
+    def hold(self, key: str | None = None) -> None:
+        """Starts nothing more, of one submission or of the run, until `resume`."""
+        self._spool.wishes.hold(*self._segment_names(key))
+
+    def resume(self, key: str | None = None) -> None:
+        """Takes `hold` back."""
+        self._spool.wishes.resume(*self._segment_names(key))
+
+    def retry_failed(self, key: str | None = None) -> list[Submission]:
+        """Submits the tasks of failed rollouts again, as whole new groups, under `<key>+retry<k>`.
+
+        A committed result is final, so that a retry is a submission of its own, with as many samples as
+        the first. Of submission `key`, or of all. A task is retried once per failure: calling it twice
+        submits nothing new.
+        """
+        return submit_retries(self._spool, self.path, None if key is None else self.submission(key))
+
+    def close(self) -> None:
+        """Ends the run for good: no submissions any more, workers start nothing more; results stay."""
+        self._spool.wishes.close()
+
+    def status(self, *, exact: bool = False) -> RunStatus:
+        """How far the run is, from heartbeats; `exact` also counts names, which lists directories.
+
+        Rates are over the time between this and earlier calls on the same object.
+        """
+        return self._observer.observe(exact=exact, jobs=self._ranks.states())
+
+    def serve(
+        self, command: Sequence[str], *, port: int, host: str | None = None, ready_timeout_s: float = 1800.0
+    ) -> int:
+        """Runs an inference server for this run until SIGTERM; see `api.serving.serve`."""
+        served_name = self.config.model.served_name or self.config.model.name
+        return serve(
+            self.policy,
+            command,
+            served_name=served_name,
+            port=port,
+            host=host,
+            ready_timeout_s=ready_timeout_s,
+        )
+
+    def _undrain(self) -> None:
+        """Lets new workers stay, while those that were told to end still do."""
+        wishes = self._spool.wishes
+        if not wishes.draining(""):
+            return
+        for worker in self._spool.counts().workers:
+            if not worker.ended:
+                wishes.drain(worker.info.incarnation)
+        wishes.undrain()
+
+    def _segment_names(self, key: str | None) -> tuple[str, ...]:
+        return () if key is None else (self.submission(key).name,)
+
+    def _parse(self, rollout_id: str) -> RolloutRef:
+        try:
+            ref = RolloutRef.parse(rollout_id)
+            self._spool.rollout(ref)
+        except (ValueError, SpoolError) as error:
+            raise ConfigError(f"rollout {rollout_id!r}: {error}") from error
+        return ref

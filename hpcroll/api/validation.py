@@ -1,0 +1,90 @@
+"""Everything that can be told wrong before anything is written."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from hpcroll.config import RunConfig
+from hpcroll.config.load import describe
+from hpcroll.contract import Task
+from hpcroll.errors import ConfigError, SandboxError
+from hpcroll.launch.sbatch import ranks_per_job
+from hpcroll.plugins import Family, load
+from hpcroll.sandboxes.base import SandboxProvider
+
+log = logging.getLogger(__name__)
+
+
+def check_config(config: RunConfig) -> SandboxProvider:
+    """Loads every plug-in that `config` names and validates its options; the sandbox provider.
+
+    Raises `PluginError` for an unknown name and `ConfigError` for wrong options.
+    """
+    provider: SandboxProvider = _plugin(Family.SANDBOX, config.sandbox.name, config.sandbox.options)(
+        config.sandbox
+    )
+    _plugin(Family.HARNESS, config.harness.name, config.harness.options)
+    load(Family.LAUNCHER, config.launch.launcher)
+    ranks_per_job(config.launch)
+    if isinstance(config.launch.partition, dict):
+        unknown = sorted(set(config.launch.partition) - set(config.leg_names))
+        if unknown:
+            raise ConfigError(
+                f"launch.partition names {', '.join(unknown)}, which is no leg of this config; "
+                f"its legs: {', '.join(config.leg_names)}"
+            )
+    return provider
+
+
+def check_images(provider: SandboxProvider, tasks: Iterable[Task]) -> None:
+    """Checks each image once; raises `ImageError` or `ConfigError`, which name it."""
+    for image in dict.fromkeys(task.image for task in tasks):
+        provider.check(image)
+
+
+def warn_of_missing_capabilities(provider: SandboxProvider) -> None:
+    """Logs what this host's sandboxes lack: only a warning, since the workers' nodes may differ."""
+    try:
+        able = provider.probe()
+    except SandboxError as error:
+        log.warning("sandboxes cannot be probed on this host: %s", error)
+        return
+    if not able.available:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in able.reasons.items())
+        log.warning("sandboxes do not work on this host (%s); workers refuse nodes like it", reasons)
+
+
+def _plugin(family: Family, name: str, options: dict[str, Any]) -> Any:
+    found = load(family, name)
+    try:
+        found.Options.model_validate(options)
+    except ValidationError as error:
+        raise ConfigError(f"options of {family.name.lower()} {name!r}: {describe(error)}") from error
+    return found
+
+
+def anchor_paths(config: RunConfig, base: Path) -> RunConfig:
+    """The config with relative image and bind paths made absolute, as seen from directory `base`.
+
+    Workers start in other directories, on other nodes.
+    """
+    sandbox = config.sandbox
+    binds = tuple(_anchor_bind(bind, base) for bind in sandbox.binds)
+    changed = sandbox.model_copy(update={"image": anchor_image(sandbox.image, base), "binds": binds})
+    return config.model_copy(update={"sandbox": changed})
+
+
+def anchor_image(image: str | None, base: Path) -> str | None:
+    """`image` as an absolute path where it is a relative one; names such as `host` stay."""
+    is_path = image is not None and ("/" in image or image.endswith(".sif")) and "://" not in image
+    return str((base / image).absolute()) if image is not None and is_path else image
+
+
+def _anchor_bind(bind: str, base: Path) -> str:
+    source, colon, target = bind.partition(":")
+    return f"{(base / source).absolute()}{colon}{target}"

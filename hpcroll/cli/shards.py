@@ -1,0 +1,65 @@
+"""Commands on trajectory shards: ls, cat, verify."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hpcroll.cli.options import Json, RunDirectory
+
+group = typer.Typer(help="Trajectory shards.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the group to `app`."""
+    app.add_typer(group, name="shards")
+
+
+@group.command(name="ls")
+def list_files(run_dir: RunDirectory, json: Json = False) -> None:
+    """List the run's shards: size, committed records, tokens."""
+    from hpcroll.cli.output import print_rows, progress
+    from hpcroll.report import list_shard_files
+
+    with progress("reading shards"):
+        rows = list_shard_files(run_dir)
+    print_rows(rows, as_json=json, empty="no shards yet")
+
+
+@group.command()
+def cat(
+    run_dir: RunDirectory,
+    status: Annotated[str | None, typer.Option(help="Only this status, for example completed.")] = None,
+    trainable: Annotated[bool, typer.Option("--trainable", help="Only trainable ones.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="The whole record, without tokens.")] = False,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most so many.")] = None,
+) -> None:
+    """Print committed trajectories as JSON lines."""
+    from itertools import islice
+
+    from hpcroll.report import trajectory_lines
+
+    for line in islice(trajectory_lines(run_dir, status=status, trainable=trainable, full=full), limit):
+        print(line)
+
+
+@group.command()
+def verify(run_dir: RunDirectory, json: Json = False) -> int:
+    """Check every shard, record and invariant; exit status 1 where one is broken."""
+    from dataclasses import asdict
+
+    from hpcroll.cli.output import print_json, progress
+    from hpcroll.shards import verify_run
+
+    with progress("verifying"):
+        report = verify_run(run_dir)
+    counts = asdict(report)
+    if json:
+        print_json(counts)
+    else:
+        shown = (f"{name} {value}" for name, value in counts.items() if name != "problems")
+        print(", ".join(shown).replace("_", " "))
+        for problem in report.problems:
+            print(f"problem: {problem}")
+    return 0 if report.ok else 1
