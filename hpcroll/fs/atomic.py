@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from collections.abc import Callable
 from pathlib import Path
 
 from hpcroll.fs.links import Settled, settle_link
@@ -81,11 +80,11 @@ def _make(directory: Path, parents: dict[Path, None]) -> None:
     parents[directory.parent] = None
 
 
-def fsync_directory(directory: Path, *, fsync: Callable[[int], None] = os.fsync) -> None:
+def fsync_directory(directory: Path) -> None:
     """Makes the names in `directory` durable: without it a crash of the node can lose a link."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fsync(descriptor)
+        os.fsync(descriptor)
     except OSError as error:
         # Network file systems whose server makes every name durable answer EINVAL for directories.
         if error.errno != errno.EINVAL:

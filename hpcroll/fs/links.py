@@ -39,11 +39,11 @@ def claim_name(token_file: Path, name: Path, *, link: Callable[[Path, Path], Non
     the last errno where the link failed and yet nobody has the name: it may still appear, so that a caller
     must look again before it believes that it has not got it.
     """
-    mine = _token(token_file.read_bytes(), token_file)
-    return (
-        settle_link(token_file, name, is_mine=lambda found: _token(found, name) == mine, link=link)
-        is Settled.MINE
-    )
+
+    def is_mine(found: bytes) -> bool:
+        return _token(found, name) == _token(token_file.read_bytes(), token_file)
+
+    return settle_link(token_file, name, is_mine=is_mine, link=link) is Settled.MINE
 
 
 def read_token(name: Path) -> str | None:

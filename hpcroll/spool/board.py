@@ -12,8 +12,8 @@ from hpcroll.spool.fanout import FanOut
 from hpcroll.spool.manifest import Segment
 
 WINDOW_ROLLOUTS = 32
-"""Workers choose among whole groups until they hold this many rollouts: enough that many workers rarely
-meet, few enough that groups complete early."""
+"""Workers choose among whole groups until they hold this many rollouts, or two of every worker: enough
+that workers rarely meet, few enough that groups complete early."""
 
 _IDLE_FIRST_S = 0.25
 _IDLE_LONGEST_S = 5.0
@@ -68,15 +68,16 @@ class Board:
         self._open += [(segment, _fan_outs(segment)) for segment in fresh]
         self._open.sort(key=lambda item: order[item[0].name])
 
-    def window(self, wanted: Callable[[Segment, int], bool]) -> list[Candidate]:
+    def window(self, wanted: Callable[[Segment, int], bool], *, workers: int) -> list[Candidate]:
         """The next few groups' startable rollouts for which `wanted(segment, ordinal)` holds.
 
         Lists what was never listed, and again what was listed long ago; where there is nothing to start,
         it lists with back-off and is otherwise free of input and output.
         """
-        window = self._gather(wanted, self._relist_s)
+        size = max(WINDOW_ROLLOUTS, 2 * workers)
+        window = self._gather(wanted, size, self._relist_s)
         if not window:
-            window = self._gather(wanted, self._idle_s)
+            window = self._gather(wanted, size, self._idle_s)
             grown = self._idle_s * 1.5
             self._idle_s = _IDLE_FIRST_S if window else min(grown, _IDLE_LONGEST_S)
         else:
@@ -109,7 +110,7 @@ class Board:
         self._forget_complete()
         return not self._open
 
-    def _gather(self, wanted: Callable[[Segment, int], bool], stale_s: float) -> list[Candidate]:
+    def _gather(self, wanted: Callable[[Segment, int], bool], size: int, stale_s: float) -> list[Candidate]:
         window: list[Candidate] = []
         self._forget_complete()
         for segment, fanouts in self._open:
@@ -118,7 +119,7 @@ class Board:
             for fanout in fanouts:
                 self._list_if_stale(fanout, stale_s)
                 for ordinal in fanout.startable:
-                    if len(window) >= WINDOW_ROLLOUTS and _begins_group(window[-1], segment, ordinal):
+                    if len(window) >= size and _begins_group(window[-1], segment, ordinal):
                         return window
                     if wanted(segment, ordinal):
                         window.append(Candidate(segment, fanout, ordinal))

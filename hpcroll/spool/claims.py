@@ -67,8 +67,6 @@ class Claims:
         self._liveness = Liveness(incarnation, lease, job_ended=job_ended, clock=clock)
         self._takeover = Takeover(incarnation, self._leg, self._liveness, self._board)
         self._random = random.Random(incarnation.id)
-        self._spread = float(_TRIES)
-        """Among how many of the window's first rollouts we choose: narrow where nobody contests them."""
         self._recorded: set[RolloutRef] = set()
         self._in_flight: dict[RolloutRef, FanOut] = {}
         self._owed: list[Claim] = []
@@ -140,18 +138,26 @@ class Claims:
         return ref not in self._recorded and self._spool.wishes.cancels(ref, segment.samples)
 
     def _start(self) -> Claim | None:
+        """Claims from our own lane of the window where it has any, so that workers rarely contest a name."""
+        lane, lanes = self._liveness.place(self._leg)
+        listed = False
         for loss in range(1, _TRIES + 1):
-            window = self._board.window(self._wanted)
+            window = self._board.window(self._wanted, workers=lanes)
             if not window or self._unsettled:
                 return None
-            candidate = window[self._random.randrange(min(int(self._spread), len(window)))]
-            claim = self._try(candidate)
+            ours = [candidate for candidate in window if candidate.ordinal % lanes == lane]
+            if not listed and (not ours or loss % _LOSSES_BEFORE_LISTING == 0):
+                # Others' lanes are what they have not claimed yet, or what we have not seen them claim.
+                for fanout in {id(candidate.fanout): candidate.fanout for candidate in window}.values():
+                    self._board.list_anew(fanout)
+                listed = True
+                continue
+            # Squared: the front is chosen most, so that no rollout is passed over for long.
+            others = window[int(len(window) * self._random.random() ** 2)]
+            claim = self._try(ours[0] if ours else others)
             if claim is not None:
-                self._spread = max(1.0, self._spread / 2) if loss == 1 else self._spread
                 return claim
-            self._spread = min(float(_TRIES), self._spread * 2)
-            if loss % _LOSSES_BEFORE_LISTING == 0:
-                self._board.list_anew(candidate.fanout)
+            listed = False
         return None
 
     def _take_over(self, wanted: Callable[[Segment, int], bool]) -> Claim | None:

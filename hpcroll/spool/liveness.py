@@ -68,6 +68,18 @@ class Liveness:
         watched = self._watched.get(incarnation)
         return watched.info.host if watched is not None else ""
 
+    def place(self, leg: str) -> tuple[int, int]:
+        """Our index among the living workers of `leg`, and how many they are, us included.
+
+        Others may see other workers just now: then two of them try the same name, and one gets it.
+        """
+        others = [
+            name
+            for name, watched in self._watched.items()
+            if watched.info.leg == leg and watched.info.role == "worker" and self.gone(name) is None
+        ]
+        return sum(name < self._incarnation.id for name in others), len(others) + 1
+
     def look(self) -> None:
         """Looks at everyone once per heartbeat interval: one listing, and one read per living worker."""
         now_s = self._clock()

@@ -119,8 +119,8 @@ def read_segment(path: Path) -> Segment | None:
     if data is None:
         return None
     try:
-        with zstandard.ZstdDecompressor().stream_reader(data) as reader:
-            first, *lines = reader.read().decode("ascii").splitlines()
+        # In one go: a stream would take a frame that was cut short for a whole one.
+        first, *lines = zstandard.ZstdDecompressor().decompress(data).decode("ascii").split("\n")[:-1]
         header = SegmentHeader.from_json(first)
     except (zstandard.ZstdError, ValidationError, ValueError) as error:
         raise CorruptRecordError(f"manifest segment {path} is damaged: {error}") from error
