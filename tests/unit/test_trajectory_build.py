@@ -1,0 +1,284 @@
+"""Calls become segments: what continues, what forks, what stands apart, and nothing is lost silently."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpcroll.contract import (
+    Call,
+    CallPurpose,
+    CallTokens,
+    LogprobKind,
+    Parent,
+    PolicyId,
+    RecordedCall,
+    Sampling,
+    SegmentRole,
+    SegmentStart,
+    SpanRole,
+    Usage,
+)
+from hpcroll.testing.trajectories import random_calls
+from hpcroll.trajectory import Built, build
+
+PLAIN = Sampling(temperature=1.0, top_p=1.0, top_k=-1)
+WARM = Sampling(temperature=0.7, top_p=1.0, top_k=-1)
+POLICY = PolicyId(policy_name="policy", lineage="main", version_low=3, version_high=3)
+
+
+def call(index: int, prompt: list[int], sampled: list[int], **fields: Any) -> RecordedCall:
+    logprobs = fields.pop("logprobs", [-0.5] * len(sampled))
+    values: dict[str, Any] = {
+        "call_index": index,
+        "rollout_id": "0123456789abcdef/0",
+        "attempt": 1,
+        "dialect": "openai_chat",
+        "model_name": "policy",
+        "endpoint": "",
+        "started_at": 0.0,
+        "logprob_kind": LogprobKind.RAW,
+        "sampling_effective": PLAIN,
+        "finish_reason": "stop",
+        "policy": POLICY,
+        "usage": Usage(prompt_counted=len(prompt), completion_counted=len(sampled)),
+    }
+    tokens = CallTokens(
+        np.array(prompt, np.uint32), np.array(sampled, np.uint32), np.array(logprobs, np.float32)
+    )
+    return RecordedCall(Call(**{**values, **fields}), tokens)
+
+
+def ids(built: Built) -> list[list[int]]:
+    return [tokens.ids.tolist() for tokens in built.tokens]
+
+
+def test_exact_continuation_is_one_segment() -> None:
+    built = build([call(0, [1, 2, 3], [4, 5]), call(1, [1, 2, 3, 4, 5, 6], [7])])
+    assert ids(built) == [[1, 2, 3, 4, 5, 6, 7]]
+    assert built.tokens[0].sampled.tolist() == [0, 0, 0, 1, 1, 0, 1]
+    assert built.tokens[0].loss_mask.tolist() == [0, 0, 0, 1, 1, 0, 1]
+    assert np.isnan(built.tokens[0].logprobs).tolist() == [True, True, True, False, False, True, False]
+    assert [(span.start, span.length) for span in built.call_spans] == [(3, 2), (6, 1)]
+    assert [(run.start, run.length, run.version_low) for run in built.segments[0].policy_runs] == [
+        (3, 2, 3),
+        (6, 1, 3),
+    ]
+    assert built.segments[0].began is SegmentStart.START
+    assert built.segments[0].ended == "stop"
+    assert not built.dropped
+    assert not built.gaps
+    assert not built.masked
+
+
+def test_longest_segment_that_is_a_prefix_is_continued() -> None:
+    # Both [1 2 3] (after call 0) and [1 2 3 4 5] (after its retry) are prefixes of call 2's prompt.
+    built = build([call(0, [1, 2], [3]), call(1, [1, 2], [3, 4, 5]), call(2, [1, 2, 3, 4, 5, 6], [7])])
+    assert ids(built) == [[1, 2, 3], [1, 2, 3, 4, 5, 6, 7]]
+
+
+def test_rerendered_reply_forks_at_the_deepest_exact_common_point() -> None:
+    built = build([call(0, [1, 2, 3], [4, 5, 6]), call(1, [1, 2, 3, 4, 9, 6, 10], [11])])
+    assert ids(built) == [[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 9, 6, 10, 11]]
+    fork = built.segments[1]
+    assert fork.began is SegmentStart.CONTEXT_REWRITTEN
+    assert fork.parent == Parent(segment_index=0, length=4)
+    assert fork.role is SegmentRole.MAIN
+    assert built.segments[0].ended == SegmentStart.CONTEXT_REWRITTEN
+    # The token that both share was sampled once: in the fork it is context, in the assistant's words.
+    assert built.tokens[1].sampled.tolist() == [0] * 7 + [1]
+    assert [(span.start, span.length, span.role) for span in fork.context_spans] == [
+        (0, 3, SpanRole.UNKNOWN),
+        (3, 1, SpanRole.ASSISTANT),
+        (4, 3, SpanRole.UNKNOWN),
+    ]
+
+
+def test_fork_chooses_the_deepest_of_several_segments() -> None:
+    built = build(
+        [
+            call(0, [1, 2, 3], [4, 5]),
+            call(1, [1, 2, 3, 4, 9], [6, 7]),
+            call(2, [1, 2, 3, 4, 9, 6, 8], [10]),
+        ]
+    )
+    assert [segment.parent for segment in built.segments] == [
+        None,
+        Parent(segment_index=0, length=4),
+        Parent(segment_index=1, length=6),
+    ]
+
+
+def test_compacted_history_stays_with_its_line() -> None:
+    system = list(range(100, 130))
+    built = build(
+        [
+            call(0, [*system, 1, 2, 3], [4]),
+            call(1, [*system, 1, 2, 3, 4, 5], [6]),
+            call(2, [*system, 77, 78], [8]),
+        ]
+    )
+    assert built.segments[1].began is SegmentStart.CONTEXT_REWRITTEN
+    assert built.segments[1].parent == Parent(segment_index=0, length=30)
+
+
+def test_same_prompt_twice_gives_siblings_and_the_unused_one_is_not_trained_on() -> None:
+    built = build([call(0, [1, 2], [3]), call(1, [1, 2], [4]), call(2, [1, 2, 3, 5], [6])])
+    assert ids(built) == [[1, 2, 3, 5, 6], [1, 2, 4]]
+    assert built.segments[1].began is SegmentStart.RETRY
+    assert built.segments[1].parent == Parent(segment_index=0, length=2)
+    assert built.segments[1].ended == SegmentStart.RETRY
+    assert built.tokens[1].sampled.tolist() == [0, 0, 1]
+    assert built.tokens[1].loss_mask.tolist() == [0, 0, 0]
+    assert built.tokens[0].loss_mask.tolist() == [0, 0, 1, 0, 1]
+    assert len(built.masked) == 1
+    assert "retry" in built.masked[0]
+
+
+def test_last_of_equal_prompts_is_used_where_no_later_context_tells() -> None:
+    built = build([call(0, [1, 2], [3]), call(1, [1, 2], [4])])
+    assert [int(tokens.loss_mask.sum()) for tokens in built.tokens] == [0, 1]
+
+
+def test_sample_that_a_rewritten_context_builds_on_is_used() -> None:
+    built = build([call(0, [1, 2], [3, 4]), call(1, [1, 2], [5]), call(2, [1, 2, 3, 9], [6])])
+    assert [int(tokens.loss_mask.sum()) for tokens in built.tokens] == [2, 0, 1]
+
+
+def test_unrelated_single_call_is_auxiliary_and_unrelated_dialogue_is_subagent() -> None:
+    built = build(
+        [
+            call(0, [1, 2, 3], [4]),
+            call(1, [50, 51, 52], [53]),
+            call(2, [1, 2, 3, 4, 5], [6]),
+            call(3, [60, 61], [62]),
+            call(4, [60, 61, 62, 63], [64]),
+            call(5, [1, 2, 3, 4, 5, 6, 7], [8]),
+        ]
+    )
+    assert [segment.role for segment in built.segments] == [
+        SegmentRole.MAIN,
+        SegmentRole.AUXILIARY,
+        SegmentRole.SUBAGENT,
+    ]
+    assert [int(tokens.loss_mask.sum()) for tokens in built.tokens] == [3, 0, 0]
+    assert [segment.weight for segment in built.segments] == [1.0, 0.0, 0.0]
+    assert [segment.parent for segment in built.segments] == [None, None, None]
+
+
+def test_title_asked_before_the_work_does_not_become_the_main_line() -> None:
+    built = build([call(0, [50, 51], [52]), call(1, [1, 2, 3], [4]), call(2, [1, 2, 3, 4, 5], [6])])
+    assert [(segment.role, segment.began) for segment in built.segments] == [
+        (SegmentRole.AUXILIARY, SegmentStart.START),
+        (SegmentRole.MAIN, SegmentStart.START),
+    ]
+
+
+def test_declared_auxiliary_call_never_lengthens_the_main_line() -> None:
+    built = build(
+        [
+            call(0, [1, 2, 3], [4]),
+            call(1, [1, 2, 3, 4, 90], [91], purpose=CallPurpose.AUXILIARY),
+            call(2, [1, 2, 3, 4, 5], [6]),
+        ]
+    )
+    assert ids(built) == [[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 90, 91]]
+    assert built.segments[1].role is SegmentRole.AUXILIARY
+    assert built.tokens[1].loss_mask.sum() == 0
+
+
+def test_two_agents_that_share_a_template_opening_stay_apart() -> None:
+    header = [900, 901, 902]
+    built = build(
+        [
+            call(0, [*header, *range(20)], [70]),
+            call(1, [*header, *range(40, 60)], [71]),
+            call(2, [*header, *range(20), 70, 80], [72]),
+        ]
+    )
+    assert [segment.parent for segment in built.segments] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sampling", "trained"),
+    [
+        (LogprobKind.RAW, PLAIN, True),
+        (LogprobKind.RAW, WARM, False),
+        (LogprobKind.RAW, Sampling(), False),
+        (LogprobKind.SAMPLING, WARM, True),
+    ],
+)
+def test_only_logprobs_of_the_sampling_distribution_are_trained_on(
+    kind: LogprobKind, sampling: Sampling, trained: bool
+) -> None:
+    calls = [call(0, [1], [2, 3], logprob_kind=kind, sampling_effective=sampling)]
+    assert build(calls).trained_tokens == (2 if trained else 0)
+    assert bool(build(calls).masked) is not trained
+    assert build(calls, train_on_shaped_logprobs=True).trained_tokens == 2
+    assert build(calls).tokens[0].sampled.sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"logprobs": [-1.0, float("nan")]}, "1 of 2 sampled ids have no finite log-probability"),
+        ({"logprobs": [-1.0]}, "1 log-probabilities came for 2 sampled ids"),
+        ({"policy": None}, "no policy is named"),
+        ({"error": "upstream reset"}, "never shown to the agent: upstream reset"),
+    ],
+)
+def test_samples_that_cannot_stand_in_a_segment_are_dropped_with_the_reason(
+    fields: dict[str, Any], reason: str
+) -> None:
+    built = build([call(0, [1, 2], [3, 4], **fields), call(1, [1, 2, 3, 4, 5], [6])])
+    assert [(drop.call_index, drop.length) for drop in built.dropped] == [(0, 2)]
+    assert reason in built.dropped[0].reason
+    assert ids(built) == [[1, 2, 3, 4, 5, 6]]
+    assert built.tokens[0].sampled.tolist() == [0, 0, 0, 0, 0, 1]
+
+
+def test_samples_without_prompt_ids_are_dropped() -> None:
+    built = build([call(0, [], [3])])
+    assert built.segments == ()
+    assert "prompt ids" in built.dropped[0].reason
+
+
+def test_replies_without_ids_are_named_as_gaps() -> None:
+    built = build(
+        [
+            call(0, [], [], usage=Usage(completion_reported=12)),
+            call(1, [], [], error="timed out"),
+            call(2, [], [], reply={"role": "assistant"}),
+            call(3, [1], []),
+        ]
+    )
+    assert built.segments == ()
+    assert [gap.split()[1].rstrip(":") for gap in built.gaps] == ["0", "1", "2"]
+    assert "12 sampled tokens" in built.gaps[0]
+
+
+def test_subagents_can_be_trained_on_by_choice() -> None:
+    main = [call(0, [1, 2], [3]), call(1, [1, 2, 3, 4], [5])]
+    subagent = [call(2, [60, 61], [62]), call(3, [60, 61, 62], [6])]
+    built = build([*main, *subagent], roles=(SegmentRole.MAIN, SegmentRole.SUBAGENT), rollout_weight=2.0)
+    assert [int(tokens.loss_mask.sum()) for tokens in built.tokens] == [2, 2]
+    assert [segment.weight for segment in built.segments] == [1.0, 1.0]
+
+
+def test_weights_add_up_to_the_rollout_where_nothing_is_trained_on() -> None:
+    calls = [call(0, [1], [2, 3, 4], sampling_effective=WARM), call(1, [1, 9], [5], sampling_effective=WARM)]
+    built = build(calls, rollout_weight=0.5)
+    assert [segment.weight for segment in built.segments] == pytest.approx([0.375, 0.125])
+
+
+def test_order_of_arrival_does_not_matter() -> None:
+    for seed in range(20):
+        calls = list(random_calls(seed))
+        shuffled = random.Random(seed).sample(calls, len(calls))
+        one, other = build(calls), build(shuffled)
+        assert one.segments == other.segments
+        assert ids(one) == ids(other)
+        assert one.call_spans == other.call_spans
