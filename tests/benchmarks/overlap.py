@@ -20,18 +20,22 @@ from pathlib import Path
 from hpcroll.api import Run
 from hpcroll.contract import Task
 from hpcroll.spool import Spool, read_events
-from hpcroll.testing.policy_server import Behaviour, PolicyServer, Script, Turn, bash, submit
+from hpcroll.testing.policy_server import PolicyServer, Script, solves
 
 STAGES = ("init", "run", "eval")
 
 
 @dataclass(frozen=True)
 class Durations:
-    """Seconds that one rollout sleeps in each stage."""
+    """Seconds that one rollout sleeps in each stage; a task's set-up is repeated before its verifier."""
 
     init: float
     run: float
-    eval: float
+    verify: float
+
+    @property
+    def eval(self) -> float:
+        return self.init + self.verify
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ def tasks_of(durations: list[Durations]) -> list[Task]:
             prompt=f"Overlap benchmark, rollout number {index:04d}.",
             spec={
                 "setup": ["sleep", f"{each.init:.3f}"],
-                "verifier": ["sh", "-c", f'sleep {each.eval:.3f}; echo 1 > "$HPCROLL_REWARD"'],
+                "verify": ["sh", "-c", f"sleep {each.verify:.3f}; echo 1 > reward.txt"],
             },
         )
         for index, each in enumerate(durations)
@@ -58,18 +62,7 @@ def tasks_of(durations: list[Durations]) -> list[Task]:
 
 def scripts_of(tasks: list[Task], durations: list[Durations]) -> list[Script]:
     return [
-        Script(
-            prompt=task.prompt,
-            behaviours=(
-                Behaviour(
-                    name="sleeps",
-                    turns=(
-                        Turn(tools=(bash(f"sleep {each.run:.3f}"),)),
-                        Turn(tools=(submit("done"),)),
-                    ),
-                ),
-            ),
-        )
+        Script(prompt=task.prompt, behaviours=(solves([f"sleep {each.run:.3f}"], "done"),))
         for task, each in zip(tasks, durations, strict=True)
     ]
 
@@ -99,7 +92,7 @@ async def _measure(
 ) -> dict[str, list[Interval]]:
     async with PolicyServer(scripts_of(tasks, durations), seed=1) as server:
         config = {
-            "model": {"endpoints": [server.url]},
+            "model": {"endpoints": [server.base_url]},
             "sandbox": {"name": "apptainer", "image": image},
             "harness": {"command_timeout_s": 600},
             "stages": {
@@ -157,7 +150,7 @@ def slots_busy(run: list[Interval], slots: int) -> float:
 
 
 def heavy_tailed(count: int, seed: int) -> list[Durations]:
-    """Log-normal stage times: medians 0.5 s, 3 s and 0.5 s, the longest runs about ten times the median."""
+    """Log-normal stage times: medians 0.5 s, 3 s and 1 s, the longest runs about ten times the median."""
     source = random.Random(seed)
 
     def draw(median_s: float, sigma: float) -> float:
@@ -178,7 +171,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--heavy", type=int, default=80, help="rollouts with heavy-tailed stages")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="hpcroll-overlap-") as folder:
-        root, even = Path(folder), [Durations(2.0, 6.0, 2.0)] * options.rollouts
+        root, even = Path(folder), [Durations(2.0, 6.0, 0.0)] * options.rollouts
         bound_s = options.rollouts * 6.0 + 4.0
 
         def run(name: str, durations: list[Durations], **setting: object) -> dict[str, list[Interval]]:

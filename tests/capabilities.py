@@ -1,0 +1,74 @@
+"""What this machine can do, and what a missing capability means for a test.
+
+A test that needs one is skipped with its name, unless `HPCROLL_REQUIRE` lists it (CI lists what its
+set-up installs): then it fails.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+IMAGES = Path(os.environ.get("HPCROLL_TEST_IMAGES", "/var/lib/hpcroll-test/images"))
+TASK_DATA = Path(os.environ.get("HPCROLL_TASK_DATA") or Path(__file__).parents[2] / "shared" / "data")
+
+
+def _slurm() -> str | None:
+    if shutil.which("sinfo") is None:
+        return "sinfo is not installed"
+    answer = subprocess.run(["sinfo", "-h"], capture_output=True, text=True, timeout=60)
+    return None if answer.returncode == 0 and answer.stdout else f"sinfo: {answer.stderr.strip()}"
+
+
+def _apptainer() -> str | None:
+    if shutil.which("apptainer") is None:
+        return "apptainer is not installed"
+    return None if (IMAGES / "base").is_dir() else f"no image at {IMAGES / 'base'}"
+
+
+def _task_data() -> str | None:
+    return None if TASK_DATA.is_dir() else f"no folder {TASK_DATA} (set HPCROLL_TASK_DATA)"
+
+
+def _userns() -> str | None:
+    command = ["unshare", "--user", "--map-root-user", "true"]
+    return None if subprocess.run(command, capture_output=True).returncode == 0 else "unshare --user fails"
+
+
+def _sharedfs() -> str | None:
+    if shutil.which("sshfs") is None:
+        return "sshfs is not installed"
+    return None if os.access("/dev/fuse", os.R_OK | os.W_OK) else "/dev/fuse may not be opened"
+
+
+_PROBES: dict[str, Callable[[], str | None]] = {
+    "slurm": _slurm,
+    "apptainer": _apptainer,
+    "bwrap": _userns,
+    "userns": _userns,
+    "sharedfs": _sharedfs,
+    "task-data": _task_data,
+}
+
+
+@cache
+def missing(capability: str) -> str | None:
+    """Why `capability` is not there; None where it is."""
+    return _PROBES[capability]()
+
+
+def need(capability: str) -> None:
+    """Skips the calling test where `capability` is missing; fails it where it is required."""
+    reason = missing(capability)
+    if reason is None:
+        return
+    message = f"capability {capability} is missing: {reason}"
+    if capability in os.environ.get("HPCROLL_REQUIRE", "").split(","):
+        pytest.fail(message)
+    pytest.skip(message)

@@ -1,0 +1,57 @@
+"""Capabilities by mark, and the scripted policy server that runs beside a test."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from hpcroll.testing.policy_server import Script, write_scripts
+from tests.capabilities import need
+
+MARKS = ("slurm", "apptainer", "sharedfs")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in MARKS:
+        if item.get_closest_marker(mark):
+            need(mark)
+
+
+@pytest.fixture
+def serve_scripts(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Starts scripted policy servers as processes; each call returns a base URL."""
+    servers: list[subprocess.Popen[bytes]] = []
+
+    def start(scripts: Sequence[Script], *, seed: int = 1) -> str:
+        folder = tmp_path / f"policy-server-{len(servers)}"
+        folder.mkdir()
+        write_scripts(scripts, folder / "scripts.jsonl")
+        port_file = folder / "port"
+        argv = [sys.executable, "-m", "hpcroll.testing.policy_server", "--seed", str(seed)]
+        argv += ["--scripts", str(folder / "scripts.jsonl"), "--port", "0", "--port-file", str(port_file)]
+        with (folder / "log").open("wb") as log:
+            server = subprocess.Popen(argv, stdout=log, stderr=log)
+        servers.append(server)
+        deadline = time.monotonic() + 120
+        while not (port_file.exists() and port_file.read_text().strip()):
+            assert server.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline, f"no policy server: {(folder / 'log').read_text()}"
+            time.sleep(0.05)
+        return f"http://127.0.0.1:{port_file.read_text().strip()}"
+
+    yield start
+    for server in servers:
+        server.terminate()
+    for server in servers:
+        server.wait(60)
+
+
+@pytest.fixture
+def shared_run_dir(tmp_path: Path) -> Path:
+    """A run directory that every node of the test cluster sees."""
+    return tmp_path / "run"
