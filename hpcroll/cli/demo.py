@@ -12,6 +12,6 @@ def register(app: typer.Typer) -> None:
 
 def demo() -> int:
     """Run rollouts on this machine with a scripted policy, from submit to the trainer's loop."""
-    from hpcroll.testing.demo import run_demo
+    from hpcroll.testing.demo_run import run_demo
 
     return run_demo()

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+_UNBOUNDED_COLUMNS = 10_000
+
 
 def print_json(value: Any) -> None:
     """Prints `value` as one JSON document; non-ASCII text and NaN never break a consumer."""
@@ -33,7 +35,11 @@ def print_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, empty: str =
         table.add_column(name.replace("_", " "), justify="right" if _is_number(rows[0][name]) else "left")
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
-    Console().print(table, markup=False)
+    console = Console()
+    if not console.is_terminal:
+        # Nobody's window bounds a file or a pipe: paths must come out whole.
+        console.width = _UNBOUNDED_COLUMNS
+    console.print(table, markup=False)
 
 
 def _cell(value: Any) -> str:

@@ -45,6 +45,6 @@ def print_findings(findings: list[Finding]) -> None:
         line = Text()
         line.append(f"{finding.level.value:8}", style=_STYLES[finding.level])
         line.append(f"{finding.area}: ", style="bold").append(finding.text)
-        console.print(line)
+        console.print(line, soft_wrap=True)
         if finding.advice:
-            console.print(Text(f"        {finding.advice}", style="dim"))
+            console.print(Text(f"        {finding.advice}", style="dim"), soft_wrap=True)

@@ -71,10 +71,10 @@ def render_status(status: RunStatus) -> RenderableType:
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="bold")
     rows.add_column()
+    rows.add_row("", ProgressBar(total=max(1, status.total), completed=status.committed, width=50))
     for name, value in _rows(status):
         rows.add_row(name, value)
-    bar = ProgressBar(total=max(1, status.total), completed=status.committed, width=60)
-    return Group(Text(f"run {status.run_dir}{_wishes(status)}", style="bold"), bar, rows)
+    return Group(Text(f"run {status.run_dir}{_wishes(status)}", style="bold"), rows)
 
 
 def _rows(status: RunStatus) -> list[tuple[str, RenderableType]]:

@@ -98,7 +98,8 @@ def _policies(segment: Segment) -> str:
             if run.version_low == run.version_high
             else f"{run.version_low}..{run.version_high}"
         )
-        names.append(f"{run.policy_name}/{run.lineage}@{versions}")
+        lineage = f"/{run.lineage}" if run.lineage else ""
+        names.append(f"{run.policy_name}{lineage}@{versions}")
     return ", ".join(dict.fromkeys(names))
 
 
