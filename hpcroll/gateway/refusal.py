@@ -12,6 +12,8 @@ from hpcroll.contract import StopReason
 CONTEXT_CODE = "context_length_exceeded"
 """What OpenAI calls it, so that agents which compact their context do so."""
 
+NOT_RECORDED_CODE = "not_recorded"
+
 _LIMIT_CODES = {StopReason.CONTEXT_LIMIT: CONTEXT_CODE}
 
 
@@ -63,7 +65,7 @@ def upstream_failed(message: str) -> Refusal:
 
 def not_recorded(message: str) -> Refusal:
     """The reply could not be journalled, so it is not shown."""
-    return Refusal(500, "server_error", "not_recorded", message)
+    return Refusal(500, "server_error", NOT_RECORDED_CODE, message)
 
 
 def wrong_key() -> Refusal:

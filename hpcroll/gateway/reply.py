@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcroll.contract import CallTokens, LogprobKind, Usage
+from hpcroll.contract import CallTokens, Ids, LogprobKind, Usage
 from hpcroll.errors import ModelError
 
 _HINT = "the server must honour return_token_ids and logprobs, see docs/reference/gateway.md"
@@ -24,8 +24,8 @@ class ReplyReader:
         self.versions: list[int] = []
         """Policy versions that the engine named, in order."""
         self._kind = LogprobKind.RAW
-        self._prompt_ids: list[int] | None = None
-        self._sampled_ids: list[int] = []
+        self._prompt_ids: Ids | None = None
+        self._sampled_ids: list[Ids] = []
         self._logprobs: list[float] = []
         self._usage: Mapping[str, Any] = {}
 
@@ -49,10 +49,12 @@ class ReplyReader:
         self._take_prompt(data.get("prompt_token_ids"))
         for choice in data.get("choices") or ():
             self._take_prompt(choice.get("prompt_token_ids"))
-            self._sampled_ids += choice.get("token_ids") or ()
+            if ids := choice.get("token_ids"):
+                self._sampled_ids.append(_ids(ids))
             content = (choice.get("logprobs") or {}).get("content") or ()
-            self._logprobs += [entry["logprob"] for entry in content]
-            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            self._logprobs += [float(entry["logprob"]) for entry in content]
+            if reason := choice.get("finish_reason"):
+                self.finish_reason = str(reason)
             if (message := choice.get("message")) is not None:
                 self.message = clean_message(message)
             elif (delta := choice.get("delta")) is not None:
@@ -60,32 +62,36 @@ class ReplyReader:
 
     def tokens(self) -> CallTokens:
         """The tokens so far; a missing log-probability is NaN."""
-        sampled = np.asarray(self._sampled_ids, dtype=np.uint32)
+        nothing = np.zeros(0, dtype=np.uint32)
+        sampled = np.concatenate([nothing, *self._sampled_ids])
         logprobs = np.full(len(sampled), np.nan, dtype=np.float32)
         known = self._logprobs[: len(sampled)]
         logprobs[: len(known)] = known
-        return CallTokens(np.asarray(self._prompt_ids or (), dtype=np.uint32), sampled, logprobs)
+        return CallTokens(nothing if self._prompt_ids is None else self._prompt_ids, sampled, logprobs)
 
     def usage(self) -> Usage:
+        """Token counts as reported and as the ids count."""
+        reported = {name: value for name, value in self._usage.items() if isinstance(value, int)}
         return Usage(
-            prompt_reported=self._usage.get("prompt_tokens"),
-            completion_reported=self._usage.get("completion_tokens"),
-            prompt_counted=len(self._prompt_ids or ()),
-            completion_counted=len(self._sampled_ids),
+            prompt_reported=reported.get("prompt_tokens"),
+            completion_reported=reported.get("completion_tokens"),
+            prompt_counted=0 if self._prompt_ids is None else len(self._prompt_ids),
+            completion_counted=sum(map(len, self._sampled_ids)),
         )
 
     def check(self, endpoint: str) -> None:
         """Raises `ModelError`, which says what is missing, for a reply that cannot be trained on."""
         counts = self.usage()
         missing = None
-        if not self._prompt_ids:
+        sampled = counts.completion_counted
+        if not counts.prompt_counted:
             missing = "no prompt_token_ids"
         elif self.finish_reason is None:
             missing = "no finish_reason: it ended in the middle"
-        elif not self._sampled_ids and counts.completion_reported != 0:
+        elif not sampled and counts.completion_reported != 0:
             missing = "no token_ids"
-        elif len(self._logprobs) != len(self._sampled_ids):
-            missing = f"{len(self._logprobs)} log-probabilities for {len(self._sampled_ids)} token_ids"
+        elif len(self._logprobs) != sampled:
+            missing = f"{len(self._logprobs)} log-probabilities for {sampled} token_ids"
         elif not all(math.isfinite(logprob) for logprob in self._logprobs):
             missing = "log-probabilities that are not finite"
         if missing is not None:
@@ -93,13 +99,20 @@ class ReplyReader:
 
     def _take_prompt(self, ids: list[int] | None) -> None:
         if ids and self._prompt_ids is None:
-            self._prompt_ids = ids
+            self._prompt_ids = _ids(ids)
 
     def _take_version(self, value: Any) -> None:
         # SGLang says "default" until it is told a version: that names nothing.
         text = str(value) if isinstance(value, (int, str)) else ""
         if text.isdecimal():
             self.versions.append(int(text))
+
+
+def _ids(values: list[int]) -> Ids:
+    array = np.asarray(values)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= 1 << 32:
+        raise ValueError("token ids that are not a list of unsigned 32-bit numbers")
+    return array.astype(np.uint32)
 
 
 def clean_message(message: Mapping[str, Any]) -> dict[str, Any]:

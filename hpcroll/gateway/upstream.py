@@ -18,8 +18,10 @@ from hpcroll.config import ModelConfig
 from hpcroll.errors import ConfigError, ModelError
 
 _TRY_AGAIN = frozenset({429, 502, 503, 504})
-_FIRST_DELAY_S = 0.25
-_LONGEST_DELAY_S = 8.0
+_FIRST_DELAY_S = 0.5
+_DELAY_FACTOR = 4
+_LONGEST_DELAY_S = 30.0
+"""Four tries wait about 10 s in all, six over a minute: an engine that reloads its weights."""
 _LONGEST_RETRY_AFTER_S = 30.0
 
 
@@ -100,31 +102,35 @@ class UpstreamPool:
         """The answer of the first server that accepts the call.
 
         Connections that fail before an answer began and the statuses 429, 502, 503 and 504 are tried
-        again, elsewhere where there is an elsewhere, with back-off: sampling has no side effect. Raises
-        `UpstreamRefusal` for a refusal, `ModelError` after `call_tries` tries.
+        again, since sampling has no side effect: at once on a server that was not tried yet, else after
+        a pause. Raises `UpstreamRefusal` for a refusal, `ModelError` after `call_tries` tries.
         """
-        failed: set[str] = set()
-        last = "none was tried"
+        failed: dict[str, str] = {}
         for number in range(self._config.call_tries):
-            delay = min(_FIRST_DELAY_S * 2**number, _LONGEST_DELAY_S) * random.uniform(0.5, 1.0)
+            pause_s = min(_FIRST_DELAY_S * _DELAY_FACTOR**number, _LONGEST_DELAY_S) * random.uniform(0.5, 1.0)
             upstream = self._choose(session, failed)
             if upstream is None:
-                last = f"no inference server is registered for policy {self._config.name}"
+                failed[""] = f"no inference server is registered for policy {self._config.name}"
             else:
                 try:
                     return await self._try(upstream, body, session)
                 except _Unavailable as error:
-                    last = str(error)
-                    failed.add(upstream.base_url)
-                    delay = max(delay, error.retry_after_s)
-            if number + 1 < self._config.call_tries:
-                await asyncio.sleep(delay)
-        raise ModelError(f"no inference server answered in {self._config.call_tries} tries; the last: {last}")
+                    failed[upstream.chat_url] = str(error)
+                    pause_s = max(pause_s, error.retry_after_s)
+            untried = any(upstream.chat_url not in failed for upstream in self._listed())
+            if number + 1 < self._config.call_tries and not untried:
+                await asyncio.sleep(pause_s)
+        raise ModelError(
+            f"no inference server answered in {self._config.call_tries} tries: {'; '.join(failed.values())}"
+        )
 
-    def _choose(self, session: str, failed: set[str]) -> Upstream | None:
+    def _listed(self) -> list[Upstream]:
         listed = [*map(Upstream, self._config.endpoints), *self._listing()]
-        every = list({upstream.chat_url: upstream for upstream in listed}.values())
-        healthy = [upstream for upstream in every if upstream.base_url not in failed]
+        return list({upstream.chat_url: upstream for upstream in listed}.values())
+
+    def _choose(self, session: str, failed: Mapping[str, str]) -> Upstream | None:
+        every = self._listed()
+        healthy = [upstream for upstream in every if upstream.chat_url not in failed]
         candidates = healthy or every
         mine = self._affinity.get(session)
         for upstream in candidates:

@@ -9,8 +9,8 @@ from typing import Any, Self
 import aiohttp
 
 from hpcroll.contract import StopReason
-from hpcroll.errors import HarnessError, ModelError
-from hpcroll.gateway import ModelEndpoint, limit_of
+from hpcroll.errors import HarnessError, ModelError, SpoolError
+from hpcroll.gateway import NOT_RECORDED_CODE, ModelEndpoint, limit_of
 
 
 class LimitReachedError(Exception):
@@ -48,7 +48,8 @@ class ChatClient:
         """The next assistant message and its finish reason.
 
         Raises `LimitReachedError` for a limit of the rollout, `ModelError` where the gateway gave up on
-        the inference side or cannot be reached, `HarnessError` where it refuses the request itself.
+        the inference side or cannot be reached, `SpoolError` where it could not journal the reply,
+        `HarnessError` where it refuses the request itself.
         """
         assert self._client is not None, "use it as a context manager"
         body = {"model": self._endpoint.model, "messages": list(messages), "tools": self._tools}
@@ -75,4 +76,6 @@ def _failure(status: int, data: Any) -> Exception:
     if limit is not None:
         return LimitReachedError(limit)
     message = f"the gateway answered {status}: {error.get('message', 'no reason given')}"
+    if error.get("code") == NOT_RECORDED_CODE:
+        return SpoolError(message)
     return ModelError(message) if status >= 500 else HarnessError(message)

@@ -13,7 +13,7 @@ import pytest
 
 from hpcroll.config import HarnessConfig, ModelConfig
 from hpcroll.contract import Rollout, RolloutRef, StopReason, Task
-from hpcroll.errors import ModelError, SandboxError
+from hpcroll.errors import ModelError, SandboxError, SpoolError
 from hpcroll.gateway import Gateway, GatewaySession, Journal, read_journal
 from hpcroll.harnesses.base import AgentSession, Harness
 from hpcroll.testing.directory_sandbox import DirectorySandbox
@@ -105,6 +105,16 @@ class HarnessContract:
                 await there.server.stop()
                 with pytest.raises(ModelError):
                     await self.make(self.config).run(there.agent)
+
+        asyncio.run(run())
+
+    def test_reply_that_cannot_be_journalled_is_a_spool_error(self, tmp_path: Path) -> None:
+        async def run() -> None:
+            async with stage(tmp_path, self.looping) as there:
+                await there.journal.close()
+                with pytest.raises(SpoolError):
+                    await self.make(self.config).run(there.agent)
+                assert isinstance(there.model.error, SpoolError)
 
         asyncio.run(run())
 
