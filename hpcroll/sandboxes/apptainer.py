@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar
@@ -75,7 +76,9 @@ class ApptainerProvider:
         version = ""
         try:
             version = apptainer_version()
-            way = asyncio.run(self._probe_root())
+            # In a thread of its own: the caller's may have a running loop.
+            with ThreadPoolExecutor(1) as pool:
+                way = pool.submit(asyncio.run, self._probe_root()).result()
         except (SandboxError, subprocess.SubprocessError) as error:
             reasons["available"] = str(error)
         available = way is not None
