@@ -94,14 +94,14 @@ class _Verification:
                 whole = shard.read(offset, header.record_bytes)
                 where = f"{shard.path}@{offset}"
                 mark = marks.pop(offset, None)
+                if mark is not None and (mark.ref, mark.checksum) != (header.ref, header.checksum):
+                    self._report.add(f"{where}: its mark is of another record, of rollout {mark.ref}")
                 if self._check_record(name, header, whole, where, marked=mark is not None):
                     accounted += header.record_bytes
             if finished:
                 self._report.torn_bytes += shard.size - accounted
         for mark in marks.values():
-            self._report.add(
-                f"{name}: the mark of rollout {mark.ref} names offset {mark.offset}: no record there"
-            )
+            self._report.add(f"{name}: rollout {mark.ref} is marked at {mark.offset}, where no record stands")
 
     def _check_log(self, name: ShardName) -> None:
         data = read_fresh(self._paths.commit_log(name.incarnation, name.index))
