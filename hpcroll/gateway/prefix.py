@@ -49,8 +49,10 @@ class SessionTokens:
         raise KeyError(delta.base)
 
     def add(self, call_index: int, prompt: Ids, sampled: Ids) -> None:
-        """Remembers a call, forgetting the oldest."""
-        self._latest.append((call_index, np.concatenate([prompt, sampled])))
+        """Remembers a call, forgetting those that it repeats whole, else the oldest."""
+        ids = np.concatenate([prompt, sampled])
+        kept = [item for item in self._latest if common_length(item[1], ids) < len(item[1])]
+        self._latest = deque([*kept, (call_index, ids)], maxlen=REMEMBERED_CALLS)
 
 
 def common_length(left: Ids, right: Ids) -> int:

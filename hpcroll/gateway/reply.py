@@ -42,12 +42,11 @@ class ReplyReader:
 
     def take(self, data: Mapping[str, Any]) -> None:
         """Reads a whole reply or one chunk of a streamed one."""
-        metadata = data.get("metadata")
-        self._take_version(data.get("weight_version"))
-        self._take_version(metadata.get("weight_version") if isinstance(metadata, dict) else None)
+        self._take_versions(data)
         self._usage = data.get("usage") or self._usage
         self._take_prompt(data.get("prompt_token_ids"))
         for choice in data.get("choices") or ():
+            self._take_versions(choice)
             self._take_prompt(choice.get("prompt_token_ids"))
             if ids := choice.get("token_ids"):
                 self._sampled_ids.append(_ids(ids))
@@ -90,6 +89,9 @@ class ReplyReader:
             missing = "no finish_reason: it ended in the middle"
         elif not sampled and counts.completion_reported != 0:
             missing = "no token_ids"
+        elif sampled != (counts.completion_reported or sampled):
+            # A stream whose tool parser swallows chunks loses their ids with them.
+            missing = f"{sampled} token_ids, and its usage counts {counts.completion_reported}"
         elif len(self._logprobs) != sampled:
             missing = f"{len(self._logprobs)} log-probabilities for {sampled} token_ids"
         elif not all(math.isfinite(logprob) for logprob in self._logprobs):
@@ -100,6 +102,11 @@ class ReplyReader:
     def _take_prompt(self, ids: list[int] | None) -> None:
         if ids and self._prompt_ids is None:
             self._prompt_ids = _ids(ids)
+
+    def _take_versions(self, data: Mapping[str, Any]) -> None:
+        for holder in (data, data.get("metadata"), data.get("meta_info")):
+            if isinstance(holder, dict):
+                self._take_version(holder.get("weight_version"))
 
     def _take_version(self, value: Any) -> None:
         # SGLang says "default" until it is told a version: that names nothing.
@@ -122,7 +129,7 @@ def clean_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def shown(data: Mapping[str, Any], *, model: str, with_logprobs: bool) -> dict[str, Any]:
     """A reply or chunk as the agent gets it: without what only the record needs."""
-    hidden = ("prompt_token_ids", "prompt_logprobs", "weight_version", "kv_transfer_params")
+    hidden = ("prompt_token_ids", "prompt_logprobs", "weight_version", "meta_info", "kv_transfer_params")
     result = {name: value for name, value in data.items() if name not in hidden}
     result["model"] = model
     result["choices"] = [_shown_choice(choice, with_logprobs) for choice in data.get("choices") or ()]
@@ -130,7 +137,7 @@ def shown(data: Mapping[str, Any], *, model: str, with_logprobs: bool) -> dict[s
 
 
 def _shown_choice(choice: Mapping[str, Any], with_logprobs: bool) -> dict[str, Any]:
-    hidden = ("token_ids", "prompt_token_ids", *(() if with_logprobs else ("logprobs",)))
+    hidden = ("token_ids", "prompt_token_ids", "meta_info", *(() if with_logprobs else ("logprobs",)))
     result = {name: value for name, value in choice.items() if name not in hidden}
     if isinstance(message := result.get("message"), dict):
         result["message"] = clean_message(message)

@@ -309,6 +309,11 @@ def with_logprobs(*values: float) -> dict[str, Any]:
         (drop("choice", "logprobs"), "0 log-probabilities for 2 token_ids"),
         (with_logprobs(-1.0), "1 log-probabilities for 2 token_ids"),
         (drop("choice", "finish_reason"), "no finish_reason"),
+        ({**REPLY, "usage": {"completion_tokens": 3}}, "2 token_ids, and its usage counts 3"),
+        ({**REPLY, "prompt_token_ids": [1, -1]}, "not a list of unsigned"),
+        ({**REPLY, "prompt_token_ids": [1, 1 << 32]}, "not a list of unsigned"),
+        ({**REPLY, "prompt_token_ids": ["1"]}, "not a list of unsigned"),
+        (with_logprobs(-1.0, float("nan")), "not finite"),
         ({"choices": [7]}, "cannot be read"),
         ([], "cannot be read"),
     ],
@@ -535,7 +540,11 @@ def test_version_that_the_engine_names_is_exact_and_a_silent_engine_gets_a_range
         named = {**REPLY, "metadata": {"weight_version": "6"}}
         unnamed = {**REPLY, "weight_version": "default"}
         answers = (says(named), says(REPLY, headers={"X-Policy-Version": "7"}), says(unnamed), says(REPLY))
-        published = iter([8, 8, 8, 8, 8, 8, 8, 9])
+        answers = (
+            says({**REPLY, "choices": [{**REPLY["choices"][0], "meta_info": {"weight_version": 5}}]}),
+            *answers,
+        )
+        published = iter([8, 8, 8, 8, 8, 8, 8, 8, 8, 9])
         async with (
             upside(*answers) as server,
             gateway(tmp_path, server.url, policy=lambda: policy(version := next(published), version)) as (
@@ -544,10 +553,10 @@ def test_version_that_the_engine_names_is_exact_and_a_silent_engine_gets_a_range
             ),
         ):
             session = gate.open_session(rollout(), 1)
-            for _ in range(4):
+            for _ in answers:
                 await post(session.outside)
             found = [call.call.policy for call in session.calls]
-            assert found == [policy(6, 6), policy(7, 7), policy(7, 8), policy(8, 9)]
+            assert found == [policy(5, 5), policy(6, 6), policy(7, 7), policy(7, 8), policy(8, 9)]
 
     run(scenario)
 
