@@ -11,7 +11,7 @@ from typing import Any
 from hpcroll.config import RunConfig
 from hpcroll.errors import LaunchError, SubmitError
 from hpcroll.launch.base import JobHandle, JobState
-from hpcroll.launch.command import RunCommand, run_command
+from hpcroll.launch.command import CommandOutput, RunCommand, run_command
 from hpcroll.launch.rank import Rank
 from hpcroll.launch.record import Launch, begin_launch
 from hpcroll.launch.sbatch import ranks_per_job, submitit_parameters, worker_python
@@ -19,6 +19,7 @@ from hpcroll.launch.scheduler import SlurmFacts, SlurmView, slurm_facts
 
 _CANCEL_BATCH = 500
 """Job ids per scancel: argument lists are finite."""
+_ENDED_WORDS = ("Invalid job id", "already completing or completed")
 
 
 class SlurmLauncher:
@@ -89,8 +90,8 @@ class SlurmLauncher:
         for start in range(0, len(job_ids), _CANCEL_BATCH):
             batch = job_ids[start : start + _CANCEL_BATCH]
             for how in ("--state=PENDING", "--signal=TERM"):
-                answer = self._run(["scancel", "--quiet", how, *batch])
-                if answer.exit_code != 0 and "Invalid job id" not in answer.stderr:
+                answer = self._run(["scancel", how, *batch])
+                if answer.exit_code != 0 and not _only_ended(answer):
                     raise LaunchError(f"scancel {how} failed: {answer.words}")
 
     def _parameters(self, leg: str) -> dict[str, Any]:
@@ -131,6 +132,12 @@ class SlurmLauncher:
             words = " ".join(str(error).split())[-500:]
             raise SubmitError(f"launch {launch.record.launch_id} was refused: {words}") from error
         return [str(job.job_id) for job in jobs]
+
+
+def _only_ended(answer: CommandOutput) -> bool:
+    """Whether scancel complained of nothing but jobs that have ended already."""
+    lines = answer.stderr.splitlines()
+    return bool(lines) and all(any(word in line for word in _ENDED_WORDS) for line in lines)
 
 
 @contextlib.contextmanager
