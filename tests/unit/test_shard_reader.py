@@ -383,18 +383,22 @@ def test_memory_does_not_grow_with_the_run(run: ShardRun) -> None:
 
 def test_reader_imports_fast_and_without_the_rollout_side() -> None:
     code = (
-        "import sys, time; start = time.process_time(); import hpcroll.shards\n"
-        "print(time.process_time() - start)\n"
+        # This thread's CPU time: other processes of the machine, and numpy's idle threads, do not count.
+        "import sys, time; start = time.thread_time(); import hpcroll.shards\n"
+        "print(time.thread_time() - start)\n"
         "heavy = {'submitit', 'spython', 'filelock', 'aiohttp', 'torch', 'yaml', 'typer', 'rich'}\n"
         "print(*heavy.intersection(sys.modules))"
     )
-    outputs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-        for _ in range(3)
-    ]
-    lines = [output.stdout.splitlines() for output in outputs]
-    assert all(line[1] == "" for line in lines)
-    assert min(float(line[0]) for line in lines) < 0.4
+    took_s = []
+    for _ in range(10):
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+        seconds, heavy = done.stdout.splitlines()
+        assert heavy == ""
+        took_s.append(float(seconds))
+        if took_s[-1] < 0.4:
+            return
+    pytest.fail(f"importing hpcroll.shards took {min(took_s):.2f} s at best of {len(took_s)} starts")
 
 
 def test_stored_trajectory_is_what_get_returns(run: ShardRun) -> None:

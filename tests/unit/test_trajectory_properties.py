@@ -23,7 +23,7 @@ from hpcroll.contract import (
 from hpcroll.testing.trajectories import random_calls, random_trajectory
 from hpcroll.trajectory import Built, build, check
 
-seeded = settings(derandomize=True, deadline=None, max_examples=80)
+seeded = settings(derandomize=True, deadline=None, max_examples=50)
 
 few_ids = st.lists(st.integers(0, 2), max_size=8)
 """Three ids only, so that prompts share prefixes by accident all the time."""
