@@ -92,7 +92,7 @@ def build(
         call_spans=_call_spans(weaver.strands),
         dropped=tuple(dropped),
         gaps=tuple(gaps),
-        masked=masks.reasons(),
+        masked=masks.reasons(dropped),
     )
 
 
@@ -109,7 +109,7 @@ def _unplaceable(recorded: RecordedCall) -> str | None:
     if missing:
         return f"{missing} of {len(tokens.logprobs)} sampled ids have no finite log-probability"
     if call.policy is None:
-        return "no policy is named for the call"
+        return "no policy version was published, and the engine named none"
     return None
 
 
@@ -157,8 +157,11 @@ class _Masks:
     def is_unused(self, recorded: RecordedCall) -> bool:
         return recorded.call.call_index in self._unused
 
-    def reasons(self) -> tuple[str, ...]:
-        return tuple(f"{count} sampled tokens: {reason}" for reason, count in sorted(self._why.items()))
+    def reasons(self, dropped: Sequence[Dropped]) -> tuple[str, ...]:
+        why = self._why.copy()
+        for drop in dropped:
+            why[f"dropped, {drop.reason}"] += drop.length
+        return tuple(f"{count} sampled tokens: {reason}" for reason, count in sorted(why.items()))
 
 
 def _line_roles(strands: Sequence[Strand]) -> dict[int, SegmentRole]:

@@ -226,7 +226,7 @@ def test_only_logprobs_of_the_sampling_distribution_are_trained_on(
     [
         ({"logprobs": [-1.0, float("nan")]}, "1 of 2 sampled ids have no finite log-probability"),
         ({"logprobs": [-1.0]}, "1 log-probabilities came for 2 sampled ids"),
-        ({"policy": None}, "no policy is named"),
+        ({"policy": None}, "no policy version was published"),
         ({"error": "upstream reset"}, "never shown to the agent: upstream reset"),
     ],
 )
@@ -236,6 +236,7 @@ def test_samples_that_cannot_stand_in_a_segment_are_dropped_with_the_reason(
     built = build([call(0, [1, 2], [3, 4], **fields), call(1, [1, 2, 3, 4, 5], [6])])
     assert [(drop.call_index, drop.length) for drop in built.dropped] == [(0, 2)]
     assert reason in built.dropped[0].reason
+    assert any(reason in line for line in built.masked)
     assert ids(built) == [[1, 2, 3, 4, 5, 6]]
     assert built.tokens[0].sampled.tolist() == [0, 0, 0, 0, 0, 1]
 
