@@ -78,7 +78,7 @@ def test_config_may_be_yaml_mapping_or_model(tmp_path: Path) -> None:
     assert run.config.harness.max_turns == 5
     assert run.config.sandbox.image == str(tmp_path / "images" / "root")
     assert Run.create(tmp_path / "r2", RunConfig.model_validate(CONFIG)).config.sandbox.image == "host"
-    with pytest.raises(ConfigError, match="config: stages.redy: unknown key"):
+    with pytest.raises(ConfigError, match=r"config: stages\.redy: unknown key"):
         Run.create(tmp_path / "r3", {"stages": {"redy": 1}})
 
 
