@@ -47,6 +47,8 @@ class CommandSpec(Strict):
     """File with one number; or, if it ends in .json, an object with `reward` and further named numbers."""
     solution: str | None = None
     """A line for `sh` that does the job; never in a sandbox of the agent."""
+    solution_answer: str = ""
+    """What to submit after it, for a verifier that looks at the answer."""
 
     @field_validator("outputs")
     @classmethod

@@ -55,7 +55,8 @@ class DirectorySandbox:
             timed_out = not done
         finally:
             _kill_group(process.pid)
-        stdout, stderr = await conversation
+            # When cancelled too: a process that nobody waited for outlives the event loop.
+            stdout, stderr = await conversation
         return ExecResult(
             exit_code=None if timed_out else process.returncode,
             stdout=_cut(stdout, output_bytes),
