@@ -27,15 +27,16 @@ def serve_scripts(tmp_path: Path) -> Iterator[Callable[..., str]]:
     """Starts scripted policy servers as processes; each call returns a base URL."""
     servers: list[subprocess.Popen[bytes]] = []
 
-    def start(scripts: Sequence[Script], *, seed: int = 1) -> str:
+    def start(scripts: Sequence[Script], *, seed: int = 1, log: Path | None = None) -> str:
         folder = tmp_path / f"policy-server-{len(servers)}"
         folder.mkdir()
         write_scripts(scripts, folder / "scripts.jsonl")
         port_file = folder / "port"
         argv = [sys.executable, "-m", "hpcroll.testing.policy_server", "--seed", str(seed)]
         argv += ["--scripts", str(folder / "scripts.jsonl"), "--port", "0", "--port-file", str(port_file)]
-        with (folder / "log").open("wb") as log:
-            server = subprocess.Popen(argv, stdout=log, stderr=log)
+        argv += ["--log", str(log)] if log is not None else []
+        with (folder / "log").open("wb") as output:
+            server = subprocess.Popen(argv, stdout=output, stderr=output)
         servers.append(server)
         deadline = time.monotonic() + 120
         while not (port_file.exists() and port_file.read_text().strip()):
