@@ -44,7 +44,7 @@ def _unmarked(paths: RunPaths, leg: str, name: ShardName) -> list[RecordAddress]
             for offset, header in records_of(shard)
             if offset not in marked
             and committer(paths, leg, header.ref) == name.incarnation
-            and shard.is_sound(offset, header)
+            and shard.frames_at(offset, header) is not None
         ]
 
 

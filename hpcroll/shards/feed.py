@@ -10,7 +10,6 @@ from typing import Any
 from hpcroll.errors import ConfigError, ShardCorruptError
 from hpcroll.fs.atomic import read_fresh
 from hpcroll.fs.paths import RunPaths
-from hpcroll.shards.frames import is_sound
 from hpcroll.shards.shard_file import OpenShard, ShardName, is_finished, list_shards
 from hpcroll.shards.stored import Column, Place, StoredTrajectory, frames_of
 from hpcroll.shards.walk import ReadCounts, ShardWalk
@@ -72,15 +71,14 @@ class Feed:
 
     def read_again(self, place: Place, columns: frozenset[Column]) -> StoredTrajectory:
         """The record at `place`, which was handed out before, with other columns."""
-        kinds = frames_of(columns)
         with OpenShard(self._paths, place.shard) as shard:
-            found = shard.record_at(place.offset, kinds)
-        if found is None or not is_sound(*found, kinds):
+            header = shard.header_at(place.offset)
+            data = None if header is None else shard.frames_at(place.offset, header, frames_of(columns))
+        if header is None or data is None:
             raise ShardCorruptError(
                 f"{self._paths.shard_file(place.shard.incarnation, place.shard.index)}: the record at "
                 f"{place.offset} was readable and is not any more; run `hpcroll shards verify`"
             )
-        header, data = found
         return StoredTrajectory(place, header, columns, data)
 
     def state(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hpcroll.contract import RolloutRef
 from hpcroll.errors import ShardCorruptError, ShardError
 from hpcroll.fs.paths import RunPaths
-from hpcroll.shards.frames import Header, is_sound
+from hpcroll.shards.frames import Header
 from hpcroll.shards.shard_file import OpenShard, ShardName, committer, marks_of
 from hpcroll.shards.stored import Column, Place, StoredTrajectory, frames_of
 
@@ -25,10 +25,10 @@ def find_committed(
     kinds = frames_of(columns)
     for name in shards_of(paths, owner):
         with OpenShard(paths, name) as shard:
-            for offset in _offsets(paths, shard, ref):
-                found = shard.record_at(offset, kinds)
-                if found is not None and found[0].ref == ref and is_sound(*found, kinds):
-                    return StoredTrajectory(Place(name, offset), found[0], columns, found[1])
+            for offset, header in _candidates(paths, shard, ref):
+                data = shard.frames_at(offset, header, kinds)
+                if data is not None:
+                    return StoredTrajectory(Place(name, offset), header, columns, data)
     raise ShardCorruptError(
         f"rollout {ref} is committed by {owner}, but no shard of it holds the record whole; run `hpcroll "
         f"shards verify {paths.root}`"
@@ -55,10 +55,13 @@ def shards_of(paths: RunPaths, incarnation: str) -> Iterator[ShardName]:
         index += 1
 
 
-def _offsets(paths: RunPaths, shard: OpenShard, ref: RolloutRef) -> Iterator[int]:
-    """Where the record of `ref` may stand: the marked place first, then wherever a header names it."""
+def _candidates(paths: RunPaths, shard: OpenShard, ref: RolloutRef) -> Iterator[tuple[int, Header]]:
+    """Where a record of `ref` stands: the marked place first, then wherever a header names it."""
     marked = [mark.offset for mark in marks_of(paths, shard.name).values() if mark.ref == ref]
-    yield from marked
+    for offset in marked:
+        header = shard.header_at(offset)
+        if header is not None and header.ref == ref:
+            yield offset, header
     for offset, header in records_of(shard):
         if header.ref == ref and offset not in marked:
-            yield offset
+            yield offset, header

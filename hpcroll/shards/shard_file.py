@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -15,7 +15,6 @@ from hpcroll.fs.paths import RunPaths
 from hpcroll.shards.commit_log import RecordAddress, parse_marks
 from hpcroll.shards.frames import HEADER_BYTES_MOST, MAGIC_PREFIX, FrameKind, Header, is_sound, parse_header
 
-_FIRST_READ_BYTES = 64 << 10
 _SEARCH_BYTES = 1 << 20
 
 
@@ -94,23 +93,16 @@ class OpenShard:
         """The sound header of a record at `offset`; None where there is none (yet)."""
         return parse_header(self.read(offset, HEADER_BYTES_MOST))
 
-    def record_at(self, offset: int, kinds: Iterable[FrameKind]) -> tuple[Header, bytes] | None:
-        """The header at `offset` and the record's bytes up to the last frame of `kinds`, unchecked.
+    def frames_at(
+        self, offset: int, header: Header, kinds: Collection[FrameKind] | None = None
+    ) -> bytes | None:
+        """The record at `offset` up to the last frame of `kinds` (None: all of it).
 
-        None where there is no sound header, or where the file ends before those frames do.
+        None where those frames are not (yet) as they were written.
         """
-        data = self.read(offset, _FIRST_READ_BYTES)
-        header = parse_header(data)
-        if header is None:
-            return None
-        needed = header.prefix_bytes(kinds)
-        if needed > len(data):
-            data += self.read(offset + len(data), needed - len(data))
-        return (header, data) if len(data) >= needed else None
-
-    def is_sound(self, offset: int, header: Header) -> bool:
-        """Whether every byte of the record at `offset` is as it was written."""
-        return is_sound(header, self.read(offset, header.record_bytes))
+        length = header.record_bytes if kinds is None else header.prefix_bytes(kinds)
+        data = self.read(offset, length)
+        return data if is_sound(header, data, kinds) else None
 
     def next_header_after(self, offset: int) -> int | None:
         """The next offset past `offset` where a sound header stands, after damage; None to the end."""

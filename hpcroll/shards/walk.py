@@ -8,7 +8,7 @@ from enum import Enum, auto
 
 from hpcroll.fs.paths import RunPaths
 from hpcroll.shards.commit_log import RecordAddress
-from hpcroll.shards.frames import Header, is_sound
+from hpcroll.shards.frames import Header
 from hpcroll.shards.shard_file import OpenShard, ShardName, committer, is_finished, marks_of
 from hpcroll.shards.stored import Column, Place, StoredTrajectory, frames_of
 
@@ -60,7 +60,7 @@ class ShardWalk:
         marks = _LazyMarks(lambda: marks_of(self.paths, self.name))
         with OpenShard(self.paths, self.name) as shard:
             for offset in tuple(self.pending):
-                yield from self._visit(shard, offset, marks, finished)
+                yield from self._visit(shard, offset, shard.header_at(offset), marks, finished)
             while self.seen < shard.size:
                 offset = self.seen
                 header = shard.header_at(offset)
@@ -71,7 +71,7 @@ class ShardWalk:
                     continue
                 self.seen = offset + header.record_bytes
                 self.pending.append(offset)
-                yield from self._visit(shard, offset, marks, finished)
+                yield from self._visit(shard, offset, header, marks, finished)
         self.settled = finished and not self.pending
 
     def is_idle(self) -> bool:
@@ -82,10 +82,9 @@ class ShardWalk:
             return shard.size <= self.seen
 
     def _visit(
-        self, shard: OpenShard, offset: int, marks: _LazyMarks, finished: bool
+        self, shard: OpenShard, offset: int, header: Header | None, marks: _LazyMarks, finished: bool
     ) -> Iterator[StoredTrajectory]:
         """Hands out the pending record at `offset` if it is committed, and keeps it if it may become so."""
-        header = shard.header_at(offset)
         if header is None:  # seen before: only damage takes a header away
             if finished:
                 self._give_up(offset, committed=offset in marks())
@@ -95,14 +94,14 @@ class ShardWalk:
             self.pending.remove(offset)
             self.counts.superseded += 1
         elif fate is _Fate.COMMITTED:
-            stored = self._read(shard, offset)
+            stored = self._read(shard, offset, header)
             if stored is not None:
                 self.pending.remove(offset)
                 self.counts.delivered += 1
                 yield stored
             elif finished:
                 self._give_up(offset, committed=True)
-        elif finished and not shard.is_sound(offset, header):
+        elif finished and shard.frames_at(offset, header) is None:
             self._give_up(offset, committed=False)
 
     def _fate(self, header: Header, offset: int, marks: _LazyMarks) -> _Fate:
@@ -115,14 +114,10 @@ class ShardWalk:
             return _Fate.OPEN
         return _Fate.COMMITTED if owner == self.name.incarnation else _Fate.SUPERSEDED
 
-    def _read(self, shard: OpenShard, offset: int) -> StoredTrajectory | None:
+    def _read(self, shard: OpenShard, offset: int, header: Header) -> StoredTrajectory | None:
         """The record with its chosen columns; None where their bytes are not (yet) as written."""
-        kinds = frames_of(self.columns)
-        found = shard.record_at(offset, kinds)
-        if found is None:
-            return None
-        header, data = found
-        if not is_sound(header, data, kinds):
+        data = shard.frames_at(offset, header, frames_of(self.columns))
+        if data is None:
             return None
         return StoredTrajectory(Place(self.name, offset), header, self.columns, data)
 
