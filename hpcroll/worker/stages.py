@@ -98,7 +98,8 @@ class Stages:
             stack.push_async_callback(model.close)
             flight.model = model
             endpoint = model.outside
-            if self._harness.inside:
+            # With the node's network, a port without a key would be open to everybody on the node.
+            if self._harness.inside and not self._config.sandbox.network:
                 endpoint = await model.serve_inside(await sandbox.listen(MODEL_PORT))
             flight.agent = AgentSession(
                 prompt=rollout.task.prompt,
@@ -111,6 +112,8 @@ class Stages:
                     stop_reason = await handler.run(rollout.task, flight.agent, self._harness)
             except TimeoutError:
                 stop_reason = StopReason.TIME_LIMIT
+        if stop_reason is StopReason.EXITED and model.error is not None:
+            raise model.error  # a black-box agent that gave up on a model which did not answer
         # A limit that the gateway enforced is the reason, whatever the agent made of the refusal.
         stop_reason = model.limit or stop_reason
         return Ran(stop_reason, await handler.collect(rollout.task, flight.agent))
