@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from pydantic import ValidationError
 
 from hpcroll.contract.policy import PolicyVersion
@@ -10,6 +12,9 @@ from hpcroll.fs.atomic import read_fresh
 from hpcroll.fs.paths import RunPaths
 from hpcroll.shards.codec import Summary
 
+_REREAD_S = 0.2
+"""Seconds for which the newest version is remembered: a backlog asks thousands of times a second."""
+
 
 class Freshness:
     """Judges rollouts against what is published at that moment, so that time spent in queues counts."""
@@ -17,6 +22,7 @@ class Freshness:
     def __init__(self, paths: RunPaths, max_lag: int | None) -> None:
         self._paths = paths
         self._max_lag = max_lag
+        self._read: dict[str, tuple[float, PolicyVersion | None]] = {}
 
     def is_stale(self, summary: Summary) -> bool:
         """Whether the rollout's oldest token is more than `max_lag` versions old, or of another lineage.
@@ -32,6 +38,14 @@ class Freshness:
         return summary.lineage != newest.lineage or newest.version - oldest > self._max_lag
 
     def _newest(self, policy_name: str) -> PolicyVersion | None:
+        now = time.monotonic()
+        read_at, newest = self._read.get(policy_name, (-_REREAD_S, None))
+        if now - read_at >= _REREAD_S:
+            newest = self._read_newest(policy_name)
+            self._read[policy_name] = (now, newest)
+        return newest
+
+    def _read_newest(self, policy_name: str) -> PolicyVersion | None:
         path = self._paths.policy_latest(policy_name)
         data = read_fresh(path)
         if data is None:

@@ -8,7 +8,7 @@ from hpcroll.contract import RolloutRef
 from hpcroll.errors import ShardCorruptError, ShardError
 from hpcroll.fs.paths import RunPaths
 from hpcroll.shards.frames import Header
-from hpcroll.shards.shard_file import OpenShard, ShardName, committer, marks_of
+from hpcroll.shards.shard_file import OpenShard, ShardName, committer, is_there, marks_of
 from hpcroll.shards.stored import Column, Place, StoredTrajectory, frames_of
 
 
@@ -50,7 +50,7 @@ def records_of(shard: OpenShard) -> Iterator[tuple[int, Header]]:
 def shards_of(paths: RunPaths, incarnation: str) -> Iterator[ShardName]:
     """The shards that the incarnation has opened, in order; none where it was never one of this run."""
     index = 0
-    while paths.shard_file(incarnation, index).exists():
+    while is_there(paths.shard_file(incarnation, index)):
         yield ShardName(incarnation, index)
         index += 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -43,9 +44,18 @@ def list_shards(paths: RunPaths) -> list[ShardName]:
 
 def is_finished(paths: RunPaths, name: ShardName) -> bool:
     """Whether the shard's owner will never write it again: it is gone, or has gone on to its next shard."""
-    if read_fresh(paths.ended_file(name.incarnation)) is not None:
+    if is_there(paths.ended_file(name.incarnation)):
         return True
-    return read_fresh(paths.commit_log(name.incarnation, name.index + 1)) is not None
+    return is_there(paths.commit_log(name.incarnation, name.index + 1))
+
+
+def is_there(path: Path) -> bool:
+    """Whether `path` can be opened; a network file system asks its server on open, not on stat."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def committer(paths: RunPaths, leg: str, ref: RolloutRef) -> str | None:

@@ -61,15 +61,22 @@ class ShardWalk:
         with OpenShard(self.paths, self.name) as shard:
             for offset in tuple(self.pending):
                 yield from self._visit(shard, offset, shard.header_at(offset), marks, finished)
+            following: Header | None = None
             while self.seen < shard.size:
                 offset = self.seen
-                header = shard.header_at(offset)
+                header = following or shard.header_at(offset)
                 if header is None:
                     if not finished:
                         return
                     self._pass_damage(shard, marks)
                     continue
-                self.seen = offset + header.record_bytes
+                end = offset + header.record_bytes
+                following = shard.header_at(end)
+                if not finished and following is None and shard.frames_at(offset, header) is None:
+                    # In the middle of an append. Should it fail (no space), another record takes its place,
+                    # of another length: so this header does not say yet where the next one begins.
+                    return
+                self.seen = end
                 self.pending.append(offset)
                 yield from self._visit(shard, offset, header, marks, finished)
         self.settled = finished and not self.pending

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -26,26 +27,30 @@ _MIB = 1 << 20
 class _AppendFile:
     """A file that only this process writes, at an end that it alone moves."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, fsync: Callable[[int], None]) -> None:
         self.path = path
+        self._fsync = fsync
         # O_EXCL: an incarnation that finds its own shard was started twice, and must not write into it.
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         self.end = 0
 
     def append(self, data: bytes) -> int:
-        """Writes `data` at the end and returns its offset; after an `OSError` the end is where it was.
-
-        The next append then overwrites what a full disk cut short.
-        """
+        """Writes `data` at the end and returns its offset; after an `OSError` the end is where it was."""
         position, view = self.end, memoryview(data)
-        while view:
-            written = os.pwrite(self._descriptor, view, position)
-            position, view = position + written, view[written:]
+        try:
+            while view:
+                written = os.pwrite(self._descriptor, view, position)
+                position, view = position + written, view[written:]
+        except OSError:
+            # The next append writes over what a full disk cut short; this only spares readers the look.
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, self.end)
+            raise
         offset, self.end = self.end, position
         return offset
 
     def sync(self) -> None:
-        os.fsync(self._descriptor)
+        self._fsync(self._descriptor)
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -58,8 +63,17 @@ class ShardWriter:
     threads. Opens its first shard at once, so that a full or read-only file system shows before work does.
     """
 
-    def __init__(self, paths: RunPaths, incarnation_id: str, config: ShardConfig) -> None:
+    def __init__(
+        self,
+        paths: RunPaths,
+        incarnation_id: str,
+        config: ShardConfig,
+        *,
+        fsync: Callable[[int], None] = os.fsync,
+    ) -> None:
+        """`fsync` is the system call, for tests of disks that fail."""
         self._paths = paths
+        self._fsync = fsync
         self._incarnation = incarnation_id
         self._level = config.level
         self._most_bytes = config.shard_mb * _MIB
@@ -140,15 +154,16 @@ class ShardWriter:
             log.sync()  # also what makes the mark visible to other nodes of a network file system
 
     def close(self) -> None:
-        """Syncs and closes; the files stay as they are."""
-        with self._lock:
-            for file in dict.fromkeys((*self._unsynced, self._shard)):
-                if self._failed is None:
+        """Syncs and closes; the files stay as they are. Safe to call again."""
+        with self._lock, ExitStack() as closing:
+            files = dict.fromkeys((*self._unsynced, self._shard)) if self._logs else {}
+            for file in (*files, *self._logs.values()):
+                closing.callback(file.close)
+            self._unsynced, self._logs = [], {}
+            if self._failed is None:
+                self._failed = "the writer is closed"
+                for file in files:
                     file.sync()
-                file.close()
-            for log in self._logs.values():
-                log.close()
-            self._unsynced, self._logs, self._failed = [], {}, "the writer is closed"
 
     def __enter__(self) -> Self:
         return self
@@ -160,8 +175,8 @@ class ShardWriter:
 
     def _open_next(self) -> _AppendFile:
         index = self._index + 1
-        shard = _AppendFile(self._paths.shard_file(self._incarnation, index))
-        self._logs[index] = _AppendFile(self._paths.commit_log(self._incarnation, index))
+        shard = _AppendFile(self._paths.shard_file(self._incarnation, index), self._fsync)
+        self._logs[index] = _AppendFile(self._paths.commit_log(self._incarnation, index), self._fsync)
         fsync_directory(self._paths.shards)
         self._index = index
         return shard

@@ -17,7 +17,7 @@ from hpcroll.contract import Status
 from hpcroll.contract.policy import PolicyVersion
 from hpcroll.errors import ConfigError, ShardCorruptError, ShardError
 from hpcroll.fs import publish, replace
-from hpcroll.shards import RunReader, StoredTrajectory, open_run
+from hpcroll.shards import RunReader, StoredTrajectory, encode_trajectory, open_run
 from hpcroll.shards.frames import parse_header
 from tests.shard_runs import SEGMENT, ShardRun, bulk, ref, trajectory
 
@@ -204,6 +204,22 @@ def test_live_torn_tail_is_waited_for_and_a_finished_one_is_counted(run: ShardRu
         assert ordinals(follower) == [0]
         path.write_bytes(whole)
         assert ordinals(follower) == [1]
+
+
+def test_append_that_failed_and_was_overwritten_misleads_no_follower(run: ShardRun) -> None:
+    with run.writer("w0") as writer:
+        run.commit(writer, "w0", [0])
+        follower = open_run(run.paths.root).follow(stop=lambda: True)
+        size = writer.path.stat().st_size
+        long = encode_trajectory(trajectory(9, **bulk(9)))
+        with writer.path.open("ab") as shard:
+            shard.write(long[: len(long) // 2])
+        assert ordinals(follower) == [0]
+        with writer.path.open("rb+") as shard:
+            shard.truncate(size)
+        run.commit(writer, "w0", [1, 2], turns=1)
+        assert ordinals(follower) == [1, 2]
+        assert (follower.counts.corrupt, follower.counts.committed_lost) == (0, 0)
 
 
 def test_damage_in_the_middle_costs_only_the_records_it_hit(run: ShardRun) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 import threading
 from collections.abc import Iterator
@@ -10,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from hpcroll.config import ShardConfig
 from hpcroll.errors import ShardError
-from hpcroll.shards import encode_trajectory, open_run
+from hpcroll.shards import ShardWriter, encode_trajectory, open_run
 from hpcroll.shards.commit_log import parse_marks
 from tests.shard_runs import ShardRun, bulk, trajectory
 
@@ -75,10 +78,33 @@ def test_write_that_the_file_system_refuses_leaves_no_record(run: ShardRun) -> N
         size = writer.path.stat().st_size
         with file_size_limit(size + 100), pytest.raises(OSError, match="File too large"):
             writer.append(trajectory(1))
-        assert writer.path.stat().st_size == size + 100, "the kernel wrote a part"
+        assert writer.path.stat().st_size == size
         # The same rollout may be appended again: its first record never was.
         run.commit(writer, "w0", [1, 2])
         assert [stored.header.ref.ordinal for stored in open_run(run.paths.root)] == [0, 1, 2]
+
+
+def test_failed_fsync_ends_the_writer(run: ShardRun) -> None:
+    """A second fsync may report success for pages that the kernel dropped after the first."""
+    broken = [False]
+
+    def fsync(descriptor: int) -> None:
+        if broken[0]:
+            raise OSError(errno.EIO, "Input/output error")
+        os.fsync(descriptor)
+
+    run.register("w0")
+    with ShardWriter(run.paths, "w0", ShardConfig(), fsync=fsync) as writer:
+        run.commit(writer, "w0", [0])
+        writer.append(trajectory(1))
+        broken[0] = True
+        with pytest.raises(OSError, match="Input/output"):
+            writer.sync()
+        broken[0] = False
+        for refused in (writer.sync, lambda: writer.append(trajectory(2))):
+            with pytest.raises(ShardError, match="fsync failed"):
+                refused()
+    assert [stored.header.ref.ordinal for stored in open_run(run.paths.root)] == [0]
 
 
 def test_owner_only_permissions_and_names(run: ShardRun) -> None:
@@ -93,6 +119,7 @@ def test_closed_writer_refuses(run: ShardRun) -> None:
         pass
     with pytest.raises(ShardError, match="closed"):
         writer.append(trajectory(0))
+    writer.close()
 
 
 def test_appends_from_many_threads_do_not_mix(run: ShardRun) -> None:
