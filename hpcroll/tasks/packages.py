@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,12 @@ from typing import TYPE_CHECKING
 from packaging.version import InvalidVersion, Version
 
 from hpcroll.errors import ConfigError
+
+if sys.version_info >= (3, 12):
+    import tarfile
+else:
+    # Extraction filters came with 3.11.4; distributions of 3.11 ship older ones.
+    from backports import tarfile
 
 if TYPE_CHECKING:
     from pypi_simple import DistributionPackage

@@ -6,13 +6,19 @@ import asyncio
 import os
 import signal
 import socket
-import tarfile
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcroll.errors import IsolationUnavailableError, SandboxError
 from hpcroll.sandboxes.base import ExecResult, SandboxSpec
+
+if sys.version_info >= (3, 12):
+    import tarfile
+else:
+    # Extraction filters came with 3.11.4; distributions of 3.11 ship older ones.
+    from backports import tarfile
 
 
 class DirectorySandbox:
