@@ -58,8 +58,8 @@ def build(
 
     A call whose prompt begins with all tokens of a segment continues it, the longest wins. Otherwise a
     new segment forks at the deepest exact common point (`context_rewritten`), stands beside the call
-    with the very same prompt (`retry`), or begins a line of its own. The line with the most calls is
-    `main`; a line that was declared auxiliary or has a single call is `auxiliary`, others `subagent`.
+    with the very same prompt (`retry`), or begins a line of its own. The dialogue that began first is the
+    `main` line; one that was declared auxiliary or never went on is `auxiliary`, others are `subagent`.
 
     The loss mask selects the samples of segments of `roles` whose log-probabilities are those of the
     sampling distribution (any kind with `train_on_shaped_logprobs`), except those that a retry replaced.
@@ -165,22 +165,36 @@ class _Masks:
 
 
 def _line_roles(strands: Sequence[Strand]) -> dict[int, SegmentRole]:
-    """The role of each line (family of forks), by declaration, else by shape."""
-    calls: Counter[int] = Counter()
-    for strand in strands:
-        calls[strand.family] += len(strand.placed)
+    """The role of each line (a first strand and its forks), by declaration, else by shape."""
     declared = {strand.family for strand in strands if strand.auxiliary}
-    open_lines = [family for family in calls if family not in declared]
-    main = max(open_lines, key=lambda family: (calls[family], -family), default=None)
+    dialogues = {
+        strand.family
+        for strand in strands
+        if len(strand.placed) > 1 or strand.began is SegmentStart.CONTEXT_REWRITTEN
+    }
+    main = _main_line([strand for strand in strands if strand.family not in declared], dialogues)
     roles = {}
-    for family, count in calls.items():
+    for family in {strand.family for strand in strands}:
         if family == main:
             roles[family] = SegmentRole.MAIN
-        elif family in declared or count == 1:
+        elif family in declared or family not in dialogues:
             roles[family] = SegmentRole.AUXILIARY  # a title, a summary: asked once, never gone on from
         else:
             roles[family] = SegmentRole.SUBAGENT
     return roles
+
+
+def _main_line(strands: Sequence[Strand], dialogues: Collection[int]) -> int | None:
+    """The dialogue that began first, since a subagent begins after the agent that asks for it.
+
+    Not the one with the most calls: an agent may leave most of the work to a subagent. Without any
+    dialogue, the longest line.
+    """
+    for strand in strands:
+        if strand.family in dialogues:
+            return strand.family
+    longest = max(strands, key=lambda strand: (len(strand.ids), -strand.index), default=None)
+    return None if longest is None else longest.family
 
 
 def _arrays(strand: Strand, masks: _Masks) -> SegmentTokens:

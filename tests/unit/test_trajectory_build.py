@@ -177,6 +177,36 @@ def test_title_asked_before_the_work_does_not_become_the_main_line() -> None:
     ]
 
 
+def test_subagent_that_does_most_of_the_work_does_not_become_the_main_line() -> None:
+    subagent = [60, 61]
+    calls = [call(0, [50, 51], [52]), call(1, [1, 2, 3], [4])]
+    for index in range(2, 8):
+        calls.append(call(index, subagent, [100 + index]))
+        subagent = [*subagent, 100 + index, 200 + index]
+    calls.append(call(8, [1, 2, 3, 4, 5], [6]))
+    assert [segment.role for segment in build(calls).segments] == [
+        SegmentRole.AUXILIARY,
+        SegmentRole.MAIN,
+        SegmentRole.SUBAGENT,
+    ]
+
+
+def test_retried_title_does_not_become_the_main_line() -> None:
+    built = build(
+        [call(0, [50], [52]), call(1, [50], [53]), call(2, [1, 2], [3]), call(3, [1, 2, 3, 4], [5])]
+    )
+    assert [segment.role for segment in built.segments] == [
+        SegmentRole.AUXILIARY,
+        SegmentRole.AUXILIARY,
+        SegmentRole.MAIN,
+    ]
+
+
+def test_longest_line_is_main_where_every_call_stands_alone() -> None:
+    built = build([call(0, [50], [52]), call(1, [1, 2, 3], [4, 5])])
+    assert [segment.role for segment in built.segments] == [SegmentRole.AUXILIARY, SegmentRole.MAIN]
+
+
 def test_declared_auxiliary_call_never_lengthens_the_main_line() -> None:
     built = build(
         [
