@@ -37,6 +37,8 @@ def run_rank(run_dir: Path, *, leg: str | None = None, rank: int = 0) -> int:
     rank_process = _Rank(run_dir, leg, rank)
     for back_off_s in (*_BACK_OFF_S, None):
         status = rank_process.run_once()
+        if rank_process.stopping and -status in _STOP_SIGNALS:
+            return 0  # it came before the worker listened for it: nothing was claimed yet
         killed = status < 0
         if rank_process.stopping or back_off_s is None or not (killed or status == RESTART):
             return 1 if killed or status == RESTART else status
