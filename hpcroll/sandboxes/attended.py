@@ -28,6 +28,7 @@ _GRACE_S = 30.0
 """Beyond a command's own time-out: how long its tree may take to die before the sandbox counts as gone."""
 _FILE_S = 900.0
 """Longest that one file operation may take."""
+_ALIVE_S = 10.0
 _STOP_S = 10.0
 _IDLE_LANES = 8
 """Lanes kept for the next commands; each is a small sleeping process."""
@@ -142,6 +143,8 @@ class AttendedSandbox:
             "output_bytes": output_bytes,
         }
         reply = await self._ask_lane(request, stdin or None, timeout_s + _GRACE_S)
+        if "error" in reply.header:
+            raise SandboxError(f"sandbox {self.spec.name}: {reply.header['error']}")
         header, split = reply.header, reply.header["stdout"]
         return ExecResult(
             exit_code=header["exit_code"],
@@ -182,12 +185,11 @@ class AttendedSandbox:
         return socket.socket(fileno=reply.fds[0])
 
     async def alive(self) -> bool:
-        """Whether the attendant, which dies with the container, still answers."""
+        """Whether the attendant, which dies with the container, answers, and the image can be read."""
         try:
-            await self._ask_control({"op": "ping"})
+            return "error" not in (await self._ask_control({"op": "ping"}, _ALIVE_S)).header
         except SandboxError:
             return False
-        return True
 
     async def stop(self) -> None:
         """Ends everything inside and removes the scratch; returns once both are gone. Idempotent."""
@@ -220,11 +222,11 @@ class AttendedSandbox:
             raise FileNotFoundError(number, error, path)
         raise SandboxError(f"sandbox {self.spec.name}: {path}: {error}")
 
-    async def _ask_control(self, request: dict[str, Any]) -> Reply:
+    async def _ask_control(self, request: dict[str, Any], timeout_s: float = _GRACE_S) -> Reply:
         async with self._control_turn:
             if self._control is None or self._control.closed:
                 raise SandboxError(f"sandbox {self.spec.name} is gone")
-            return await self._control.request(request, timeout_s=_GRACE_S)
+            return await self._control.request(request, timeout_s=timeout_s)
 
     async def _make_lane(self) -> Channel:
         reply = await self._ask_control({"op": "lane"})

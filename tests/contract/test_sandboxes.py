@@ -1,30 +1,15 @@
-"""The sandbox contract, kept by every provider of this package."""
+"""The sandbox contract, kept by the providers that need no image; see tests/e2e for the others."""
 
 from __future__ import annotations
 
-import os
-import shutil
-from pathlib import Path
-
-import pytest
-
 from hpcroll.config import SandboxConfig
-from hpcroll.sandboxes.apptainer import ApptainerProvider
 from hpcroll.sandboxes.base import SandboxProvider
 from hpcroll.sandboxes.bwrap import BwrapProvider
 from hpcroll.sandboxes.host import HostProvider
 from hpcroll.testing.sandbox_containment import ContainmentSuite
 from hpcroll.testing.sandbox_suite import SandboxSuite
 
-IMAGES = Path(os.environ.get("HPCROLL_TEST_IMAGES", "/var/lib/hpcroll-test/images"))
 NAMED_OPT_OUT = {"i_know_that_nothing_is_isolated": True}
-
-
-def image(name: str) -> str:
-    path = IMAGES / name
-    if not path.exists():
-        pytest.skip(f"no test image {path} (containers/build.sh makes it)")
-    return str(path)
 
 
 class TestHost(SandboxSuite):
@@ -35,24 +20,3 @@ class TestHost(SandboxSuite):
 class TestBwrapHostImage(SandboxSuite, ContainmentSuite):
     def make(self, config: SandboxConfig) -> SandboxProvider:
         return BwrapProvider(config.model_copy(update={"name": "bwrap"}))
-
-
-class TestBwrapDirectory(SandboxSuite, ContainmentSuite):
-    def make(self, config: SandboxConfig) -> SandboxProvider:
-        return BwrapProvider(config.model_copy(update={"name": "bwrap", "image": image("base")}))
-
-
-@pytest.mark.apptainer
-class TestApptainerDirectory(SandboxSuite, ContainmentSuite):
-    def make(self, config: SandboxConfig) -> SandboxProvider:
-        if shutil.which("apptainer") is None:
-            pytest.skip("no apptainer on PATH")
-        return ApptainerProvider(config.model_copy(update={"image": image("base")}))
-
-
-@pytest.mark.apptainer
-class TestApptainerSif(SandboxSuite, ContainmentSuite):
-    def make(self, config: SandboxConfig) -> SandboxProvider:
-        if shutil.which("apptainer") is None:
-            pytest.skip("no apptainer on PATH")
-        return ApptainerProvider(config.model_copy(update={"image": image("base.sif")}))

@@ -57,7 +57,8 @@ class Keeper:
             elif request["op"] == "listen":
                 handed = _listen(request["port"])
             else:
-                wire.send(self._sock, {"op": request["op"]})
+                os.listdir("/")  # noqa: PTH208 - fails where the server of the image's file system is dead
+                wire.send(self._sock, {})
                 return
         except OSError as error:
             wire.send(self._sock, {"errno": error.errno, "error": error.strerror or str(error)})

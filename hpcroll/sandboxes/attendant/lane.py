@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import resource
@@ -25,6 +26,9 @@ _IGNORED = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 _DEFAULT = signal.valid_signals() - _IGNORED - {signal.SIGKILL, signal.SIGSTOP}
 
 _MEMORY_NOTE = b"hpcroll: the sandbox used more memory than its limit; its largest process was killed\n"
+
+_ROOT_IS_GONE = frozenset({errno.ENOTCONN, errno.EIO, errno.ESTALE})
+"""How a file system fails whose server has died."""
 
 Reply = tuple[dict[str, Any], bytes]
 
@@ -95,6 +99,8 @@ class Lane:
             try:
                 pid = self._spawn(request, fds[0] if fds else self._null, out.writer, err.writer)
             except OSError as error:
+                if error.errno in _ROOT_IS_GONE:
+                    return {"error": f"its root file system is gone: {error.strerror}"}, b""
                 code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
                 err.add(f"hpcroll: {error.filename}: {error.strerror}\n".encode(errors="replace"))
                 return self._result(code, out, err, 0.0)
