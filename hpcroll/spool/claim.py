@@ -69,8 +69,14 @@ class Claim:
         return self.paths.bundle_file(self.leg, self.rollout.ref, self.attempt)
 
     def still_mine(self) -> bool:
-        """False once somebody took the rollout over, or it was released: discard what it produced."""
-        return read_end(self._end_file) is None
+        """False once somebody took the rollout over, or it was released: discard what it produced.
+
+        False ends the claim for this incarnation, too; nothing more needs to be said of it.
+        """
+        if read_end(self._end_file) is None:
+            return True
+        self.tell(self, Fate.ENDED)
+        return False
 
     def note_record(self) -> None:
         """Call before the first byte of the record is written.

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from hpcroll.contract import RolloutRef
 from hpcroll.errors import SpoolError
 from hpcroll.fs import read_token
 from hpcroll.fs.links import MEANT_ERRNOS
@@ -67,8 +66,9 @@ class Claims:
         self._liveness = Liveness(incarnation, lease, job_ended=job_ended, clock=clock)
         self._takeover = Takeover(incarnation, self._leg, self._liveness, self._board)
         self._random = random.Random(incarnation.id)
-        self._recorded: set[RolloutRef] = set()
-        self._in_flight: dict[RolloutRef, FanOut] = {}
+        self._recorded: set[tuple[str, int]] = set()
+        """What we wrote a record for that may not count: (segment, ordinal)."""
+        self._in_flight: dict[tuple[str, int], FanOut] = {}
         self._owed: list[Claim] = []
         self._unsettled: list[tuple[Candidate, int, int | None]] = []
         """Candidate, attempt and previous attempt of links that failed while nobody had the name."""
@@ -118,6 +118,7 @@ class Claims:
         From what `next` saw last; True may become False with the next submission.
         """
         with self._lock:
+            self._board.update(self._spool.segments())
             return self._spool.wishes.closed or self._board.finished
 
     @property
@@ -125,17 +126,20 @@ class Claims:
         """Some rollout is left that only another incarnation may claim: this one wrote a record for it."""
         with self._lock:
             return any(
-                segment.ref(ordinal) in self._recorded
+                (segment.name, ordinal) in self._recorded
                 for segment, fanout in self._board.listed()
                 for ordinal in fanout.startable
             )
 
     def _wanted(self, segment: Segment, ordinal: int) -> bool:
-        return not self._recorded or segment.ref(ordinal) not in self._recorded
+        # In flight: somebody may have ended our attempt, but we are still at it.
+        key = (segment.name, ordinal)
+        return key not in self._recorded and key not in self._in_flight
 
     def _is_cancelled(self, segment: Segment, ordinal: int) -> bool:
-        ref = segment.ref(ordinal)
-        return ref not in self._recorded and self._spool.wishes.cancels(ref, segment.samples)
+        return self._wanted(segment, ordinal) and self._spool.wishes.cancels(
+            segment.ref(ordinal), segment.samples
+        )
 
     def _start(self) -> Claim | None:
         """Claims from our own lane of the window where it has any, so that workers rarely contest a name."""
@@ -162,9 +166,7 @@ class Claims:
 
     def _take_over(self, wanted: Callable[[Segment, int], bool]) -> Claim | None:
         """The next attempt at a rollout that a dead incarnation holds; ends that attempt first."""
-        for candidate in self._takeover.ended_attempts(
-            lambda segment, ordinal: segment.ref(ordinal) not in self._in_flight and wanted(segment, ordinal)
-        ):
+        for candidate in self._takeover.ended_attempts(wanted):
             claim = self._try(candidate)
             if claim is not None:
                 return claim
@@ -212,7 +214,7 @@ class Claims:
             return None
         ends = [read_end(self._paths.end_file(self._leg, ref, number)) for number in range(1, attempt)]
         failures = tuple(end.failure for end in ends if end is not None)
-        self._in_flight[ref] = candidate.fanout
+        self._in_flight[segment.name, candidate.ordinal] = candidate.fanout
         return Claim(
             rollout=segment.rollout(candidate.ordinal),
             leg=self._leg,
@@ -229,20 +231,21 @@ class Claims:
 
     def _told(self, claim: Claim, fate: Fate) -> None:
         ref = claim.rollout.ref
+        key = (ref.segment, ref.ordinal)
         with self._lock:
             if fate is Fate.RECORDED:
-                self._recorded.add(ref)
+                self._recorded.add(key)
                 return
             if fate is Fate.OWED:
                 if claim not in self._owed:
                     self._owed.append(claim)
                 return
-            fanout = self._in_flight.pop(ref, None)
+            fanout = self._in_flight.pop(key, None)
             if fanout is None:
                 return
             if fate is Fate.DONE:
                 fanout.saw_done(ref.ordinal)
-                self._recorded.discard(ref)
+                self._recorded.discard(key)
             else:
                 fanout.saw_end(ref.ordinal, claim.attempt)
 
