@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from pydantic_core import PydanticSerializationError, to_json
 
 from hpcroll.contract import RolloutRef, SegmentTokens, Trajectory, TrajectoryRecord
 from hpcroll.errors import ShardCorruptError, ShardError
@@ -65,7 +66,7 @@ def encode_trajectory(trajectory: Trajectory, *, level: int = 3) -> bytes:
     frames = {
         FrameKind.SUMMARY: _json_bytes(asdict(_summary(record))),
         FrameKind.TOKENS: _tokens_bytes(trajectory),
-        FrameKind.RECORD: _json_bytes(record.model_dump(mode="json", exclude=_WITHOUT_TEXT)),
+        FrameKind.RECORD: _record_bytes(record),
         FrameKind.TEXT: _json_bytes([[call.messages, call.reply] for call in record.calls]),
     }
     return join_frames(ref, record.attempt, frames, level=level)
@@ -152,10 +153,19 @@ def _tokens_bytes(trajectory: Trajectory) -> bytes:
     return b"".join(np.ascontiguousarray(part, dtype).tobytes() for dtype, parts in columns for part in parts)
 
 
+def _record_bytes(record: TrajectoryRecord) -> bytes:
+    try:
+        return record.model_dump_json(exclude=_WITHOUT_TEXT).encode()
+    except PydanticSerializationError:  # a lone surrogate, see _json_bytes
+        return _json_bytes(record.model_dump(mode="json", exclude=_WITHOUT_TEXT))
+
+
 def _json_bytes(value: Any) -> bytes:
-    # The json module, not pydantic's: an agent's text may hold a lone surrogate, and a commit must not fail
-    # on it. Not ASCII only: zstd then sees shorter text.
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    try:
+        return to_json(value)
+    except PydanticSerializationError:
+        # An agent's text may hold a lone surrogate, and a commit must not fail on it.
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
 def _from_json(raw: bytes) -> Any:

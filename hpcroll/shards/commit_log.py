@@ -12,6 +12,8 @@ from hpcroll.contract import RolloutRef
 _MAGIC = b"hpcrmark"
 _ENTRY = struct.Struct("<8sQQQ8sIIQ")
 _CHECKSUM = struct.Struct("<Q")
+_REF_AT = 32
+"""Where segment and ordinal stand in an entry."""
 ENTRY_BYTES = _ENTRY.size + _CHECKSUM.size
 
 
@@ -46,10 +48,17 @@ def pack_mark(address: RecordAddress) -> bytes:
     return entry + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(entry))
 
 
-def parse_marks(data: bytes) -> tuple[list[RecordAddress], int]:
-    """The sound marks in `data`, and how many whole entries are damaged; a short last entry is neither."""
+def parse_marks(data: bytes, *, only: RolloutRef | None = None) -> tuple[list[RecordAddress], int]:
+    """The sound marks in `data`, and how many whole entries are damaged; a short last entry is neither.
+
+    With `only`, marks of other rollouts are not looked at.
+    """
     marks, damaged = [], 0
+    wanted = None if only is None else bytes.fromhex(only.segment) + struct.pack("<I", only.ordinal)
     for position in range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES):
+        named = data[position + _REF_AT : position + _REF_AT + 12]
+        if wanted is not None and named != wanted:
+            continue
         entry = data[position : position + _ENTRY.size]
         (checksum,) = _CHECKSUM.unpack_from(data, position + _ENTRY.size)
         if xxhash.xxh3_64_intdigest(entry) != checksum or not entry.startswith(_MAGIC):

@@ -57,7 +57,7 @@ def shards_of(paths: RunPaths, incarnation: str) -> Iterator[ShardName]:
 
 def _candidates(paths: RunPaths, shard: OpenShard, ref: RolloutRef) -> Iterator[tuple[int, Header]]:
     """Where a record of `ref` stands: the marked place first, then wherever a header names it."""
-    marked = [mark.offset for mark in marks_of(paths, shard.name).values() if mark.ref == ref]
+    marked = marks_of(paths, shard.name, only=ref)
     for offset in marked:
         header = shard.header_at(offset)
         if header is not None and header.ref == ref:

@@ -63,14 +63,14 @@ def committer(paths: RunPaths, leg: str, ref: RolloutRef) -> str | None:
     return read_token(paths.done_link(leg, ref))
 
 
-def marks_of(paths: RunPaths, name: ShardName) -> dict[int, RecordAddress]:
-    """The marked records of a shard by offset: its commit log and, where the owner is dead, adopters'."""
+def marks_of(paths: RunPaths, name: ShardName, *, only: RolloutRef | None = None) -> dict[int, RecordAddress]:
+    """The marked records of a shard (those of rollout `only`) by offset: its commit log's and adopters'."""
     logs = [read_fresh(paths.commit_log(name.incarnation, name.index))]
     generation = 0
     while (adopted := read_fresh(paths.adoption_file(name.incarnation, name.index, generation))) is not None:
         logs.append(adopted)
         generation += 1
-    found = (mark for log in logs if log is not None for mark in parse_marks(log)[0])
+    found = (mark for log in logs if log is not None for mark in parse_marks(log, only=only)[0])
     return {mark.offset: mark for mark in found if mark.shard_index == name.index}
 
 
