@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any, ClassVar
 
 from hpcroll.config import Strict
 from hpcroll.evaluators.answers import AnswerEvaluator, AnswerSpec, Match
 
 _MATH_MARKS = ("$", "\\boxed", "\\(", "\\[")
+_WORD = re.compile(r"(?<!\\)\b[^\W\d_]{3,}")
 
 
 class MathSpec(AnswerSpec):
@@ -46,8 +48,10 @@ class MathEvaluator(AnswerEvaluator):
 def _parse(text: str) -> list[Any]:
     from math_verify import parse
 
-    # Bare LaTeX would be read as the last plain number in it (\frac{1}{2} as 2).
-    if "\\" in text and not any(mark in text for mark in _MATH_MARKS):
-        text = f"${text}$"
+    # Outside $...$ only the last plain number is found: 2 in \frac{1}{2}, 15 in x^2 - 15. Right for a
+    # sentence, wrong for a bare formula.
+    bare = "\\" in text or not (_WORD.search(text) or "**" in text)
+    if bare and text.strip() and not any(mark in text for mark in _MATH_MARKS):
+        text = f"${text.strip()}$"
     parsed: list[Any] = parse(text, parsing_timeout=None)
     return parsed

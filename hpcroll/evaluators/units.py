@@ -23,7 +23,11 @@ _FRACTION = re.compile(rf"\\[dt]?frac\s*\{{\s*({_PLAIN})\s*\}}\s*\{{\s*({_PLAIN}
 _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
 _WRAPPED = re.compile(r"\\(?:mathrm|text|textrm|mathit|rm|operatorname)\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
-_UNIT = re.compile(r"(?:[A-Za-z_]\w*|[*/()]|\*\*\(?[+-]?\d{1,2}(?:\.\d+)?\)?|\b1(?=/))+")
+# No tower of powers: pint would compute it.
+_UNIT = re.compile(
+    r"(?:[A-Za-z_]\w*|[/()]|\*(?!\*)|\*\*(?:[+-]?\d{1,2}(?:\.\d+)?|\([+-]?\d{1,2}(?:\.\d+)?\))(?!\*\*)"
+    r"|\b1(?=/))+"
+)
 _NO_SYNTAX = (SyntaxError, TokenError)
 _ALIASES = {"KJ": "kJ", "kPA": "kPa", "KPa": "kPa", "Kg": "kg"}
 
