@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from pydantic import Field
 from hpcroll.config import SandboxConfig, Strict
 from hpcroll.errors import IsolationUnavailableError, SandboxError
 from hpcroll.sandboxes import images, places
-from hpcroll.sandboxes.attended import Attendance, AttendedSandbox
+from hpcroll.sandboxes.attended import HOLDER, Attendance, AttendedSandbox
 from hpcroll.sandboxes.base import Capabilities, SandboxSpec
 from hpcroll.sandboxes.starts import Starts
 
@@ -48,6 +49,7 @@ class ApptainerOptions(Strict):
 
 # What a root inside needs to install packages and drop to other users; none of it reaches outside.
 _FAKEROOT_CAPABILITIES = (0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 31)
+_FILE_SERVERS = ("squashfuse_ll", "squashfuse", "fuse-overlayfs", "fuse2fs", "gocryptfs")
 _UNLIMITED = (RootWay.OVERLAY, RootWay.COPY)
 """Ways whose size nothing limits, hence not with `disk_mb`."""
 
@@ -149,7 +151,7 @@ class ApptainerProvider:
             if way is RootWay.COPY:
                 image = await asyncio.to_thread(_copy, image, scratch)
             attendance = Attendance(
-                container=(find_apptainer(), *self._arguments(spec, scratch, way), str(image), "cat"),
+                container=(find_apptainer(), *self._arguments(spec, scratch, way), str(image), *HOLDER),
                 container_env=_runtime_environment(scratch),
                 env=places.environment(self._config, spec),
                 workdir=places.WORKDIR,
@@ -161,7 +163,7 @@ class ApptainerProvider:
                 model_socket=not self._config.network,
                 start_timeout_s=self._options.start_timeout_s,
             )
-            return await AttendedSandbox.start(spec, scratch, attendance)
+            return await AttendedSandbox.start(spec, scratch, attendance, starts=self._starts)
 
     def _arguments(self, spec: SandboxSpec, scratch: Path, way: RootWay) -> Iterator[str]:
         # --userns always: a set-uid Apptainer makes no user namespace, and its others could not be entered.
@@ -219,13 +221,31 @@ def _runtime_environment(scratch: Path) -> dict[str, str]:
     """Environment of the runtime itself: its caches and settings stay on the node, out of a shared home."""
     private = scratch / "apptainer"
     private.mkdir()
+    path = os.environ.get("PATH", places.PATH)
     return {
-        "PATH": os.environ.get("PATH", places.PATH),
+        "PATH": f"{_shield_servers(private / 'bin')}:{path}",
         "HOME": str(private),
         "APPTAINER_CONFIGDIR": str(private),
         "APPTAINER_CACHEDIR": str(private),
         "APPTAINER_TMPDIR": str(private),
     }
+
+
+def _shield_servers(directory: Path) -> Path:
+    """Scripts that start the servers of FUSE file systems, deaf to signals that mean the worker.
+
+    Slurm may send those to every process of a step; without its server the root of a sandbox is gone.
+    """
+    directory.mkdir()
+    for name in _FILE_SERVERS:
+        program = shutil.which(name)
+        if program is not None:
+            script = directory / name
+            script.write_text(
+                f"#!/bin/sh\ntrap '' HUP INT TERM USR1 USR2\nexec {shlex.quote(program)} \"$@\"\n"
+            )
+            script.chmod(0o755)
+    return directory
 
 
 def _copy(image: Path, scratch: Path) -> Path:

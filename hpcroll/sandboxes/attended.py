@@ -20,6 +20,7 @@ from hpcroll.sandboxes import archive as archives
 from hpcroll.sandboxes.attendant.removal import remove_tree
 from hpcroll.sandboxes.base import ExecResult, SandboxSpec
 from hpcroll.sandboxes.channel import Channel, Reply
+from hpcroll.sandboxes.starts import Starts
 
 _log = logging.getLogger(__name__)
 
@@ -34,12 +35,17 @@ _IDLE_LANES = 8
 """Lanes kept for the next commands; each is a small sleeping process."""
 
 
+HOLDER = ("sh", "-c", "trap '' HUP INT TERM USR1 USR2; exec cat")
+"""The only program that the container itself runs: its end is the end of the sandbox, and no signal that
+is sent to a whole job step, or that the runtime passes on, may bring it about."""
+
+
 @dataclass(frozen=True, slots=True)
 class Attendance:
     """What an attendant is told."""
 
     container: tuple[str, ...] | None
-    """Command line that starts the container with `cat` as its only program; None: no container."""
+    """Command line that starts the container with `HOLDER` as its only program; None: no container."""
     container_env: Mapping[str, str]
     env: Mapping[str, str]
     """Environment of every command, over the image's own."""
@@ -64,9 +70,12 @@ class AttendedSandbox:
     and die together: whoever dies first, the kernel or the end of a socket takes the rest along.
     """
 
-    def __init__(self, spec: SandboxSpec, workdir: str, scratch: Path, *, model_socket: bool) -> None:
+    def __init__(
+        self, spec: SandboxSpec, workdir: str, scratch: Path, *, model_socket: bool, starts: Starts
+    ) -> None:
         self.spec = spec
         self.workdir = workdir
+        self._starts = starts  # it removes the worker's whole scratch once nobody refers to it
         self._scratch = scratch
         self._model_socket = model_socket
         self._process: subprocess.Popen[bytes] | None = None
@@ -77,9 +86,11 @@ class AttendedSandbox:
         self._stopping: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, spec: SandboxSpec, scratch: Path, attendance: Attendance) -> AttendedSandbox:
+    async def start(
+        cls, spec: SandboxSpec, scratch: Path, attendance: Attendance, *, starts: Starts
+    ) -> AttendedSandbox:
         """A sandbox that answers; where it raises or is cancelled nothing of it is left, nor its scratch."""
-        sandbox = cls(spec, attendance.workdir, scratch, model_socket=attendance.model_socket)
+        sandbox = cls(spec, attendance.workdir, scratch, model_socket=attendance.model_socket, starts=starts)
         try:
             await sandbox._attend(attendance)
         except BaseException:

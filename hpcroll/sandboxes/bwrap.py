@@ -12,7 +12,7 @@ from typing import ClassVar
 from hpcroll.config import SandboxConfig, Strict
 from hpcroll.errors import ImageError, IsolationUnavailableError, SandboxError
 from hpcroll.sandboxes import images, places
-from hpcroll.sandboxes.attended import Attendance, AttendedSandbox
+from hpcroll.sandboxes.attended import HOLDER, Attendance, AttendedSandbox
 from hpcroll.sandboxes.base import Capabilities, SandboxSpec
 from hpcroll.sandboxes.starts import Starts
 
@@ -120,7 +120,7 @@ class BwrapProvider:
         image = self._image(spec.image)
         async with self._starts.slot(spec) as scratch:
             attendance = Attendance(
-                container=(find_bwrap(), *self._arguments(image, spec, scratch), "cat"),
+                container=(find_bwrap(), *self._arguments(image, spec, scratch), *HOLDER),
                 container_env={"PATH": places.PATH},
                 env=places.environment(self._config, spec),
                 workdir=places.WORKDIR,
@@ -131,7 +131,7 @@ class BwrapProvider:
                 model_socket=not self._config.network,
                 start_timeout_s=self._options.start_timeout_s,
             )
-            return await AttendedSandbox.start(spec, scratch, attendance)
+            return await AttendedSandbox.start(spec, scratch, attendance, starts=self._starts)
 
     def _image(self, image: str | None) -> Path | None:
         """The image's directory, None for the host image."""

@@ -70,7 +70,8 @@ class HostProvider:
             workdir = scratch / "work"
             for name in ("work", *_PLACES.values()):
                 (scratch / name).mkdir()
-            return await AttendedSandbox.start(spec, scratch, self._attendance(spec, workdir))
+            attendance = self._attendance(spec, workdir)
+            return await AttendedSandbox.start(spec, scratch, attendance, starts=self._starts)
 
     def _attendance(self, spec: SandboxSpec, workdir: Path) -> Attendance:
         env = places.environment(self._config, spec)

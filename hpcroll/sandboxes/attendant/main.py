@@ -17,6 +17,8 @@ from .keeper import Keeper
 _GREETING = b"hpcroll\n"
 _JOINED = ("net", "ipc", "uts", "cgroup", "mnt")
 _LOG_BYTES = 2000
+_FOR_THE_WORKER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that mean the worker where they are sent to all processes of a job step."""
 _OF_THE_RUNTIME = frozenset({"PROMPT_COMMAND", "PS1", "PWD", "OLDPWD", "SHLVL", "_"})
 
 
@@ -108,7 +110,7 @@ class Doors:
 def main() -> None:
     """Serves the sandbox whose control socket is the descriptor in `argv[1]`."""
     # Slurm signals every process of a step before it ends; a sandbox ends when its worker says so.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    for number in _FOR_THE_WORKER:
         signal.signal(number, signal.SIG_IGN)
     os.umask(0o022)
     sock = socket.socket(fileno=int(sys.argv[1]))
