@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 BEAT_S = 5.0
 """Seconds between two heartbeats of the endpoint."""
+_LOOK_S = 0.5
 _ANSWER_TIMEOUT_S = 10.0
 _STOP_GRACE_S = 30.0
 """Seconds that the server may take after SIGTERM before it is killed."""
@@ -42,10 +43,12 @@ def serve(
 
     Beats while the server answers; on SIGTERM, SIGINT or SIGUSR2 withdraws it first and stops it then.
     Returns 0 after such a stop, 1 where the server ended by itself; its process group is dead then and
-    the endpoint withdrawn. Raises `ConfigError` where the command cannot be run, `ModelError` where the
-    server did not answer in time.
+    the endpoint withdrawn. Raises `ConfigError` where the command cannot be run or the port is taken,
+    `ModelError` where the server did not answer in time.
     """
     url = f"http://{host or socket.gethostname()}:{port}"
+    if answers(url):
+        raise ConfigError(f"something answers at {url} already; choose another --port, or stop it")
     stop = _StopSignals()
     try:
         process = subprocess.Popen(list(command), stdin=subprocess.DEVNULL, start_new_session=True)
@@ -93,19 +96,22 @@ def _await_answer(url: str, process: subprocess.Popen[bytes], stop: _StopSignals
             return False
         if time.monotonic() > end:
             raise ModelError(f"the server did not answer at {url} within {timeout_s:g} s; see its output")
-        if stop.wait(0.5):
+        if stop.wait(_LOOK_S):
             return False
     return True
 
 
 def _keep(lease: EndpointLease, url: str, process: subprocess.Popen[bytes], stop: _StopSignals) -> int:
-    while not stop.wait(BEAT_S):
+    due_at = time.monotonic() + BEAT_S
+    while not stop.wait(_LOOK_S):
         if process.poll() is not None:
             log.error("the server ended with status %d", process.returncode)
             return 1
-        # A server that hangs must not look alive; gateways forget it until it beats again.
-        if answers(url):
-            lease.beat()
+        if time.monotonic() >= due_at:
+            # A server that hangs must not look alive; gateways forget it until it beats again.
+            if answers(url):
+                lease.beat()
+            due_at = time.monotonic() + BEAT_S
     return 0
 
 

@@ -25,10 +25,12 @@ def doctor(
     json: Json = False,
 ) -> int:
     """Check this host, and an inference server: what works, what does not, and what to do."""
+    from hpcroll.api import read_config
     from hpcroll.cli.output import print_json
     from hpcroll.report import examine, print_findings
 
-    findings = examine(run_dir, config=config, endpoint=endpoint, model=model)
+    resolved = None if config is None else read_config(config)
+    findings = examine(run_dir, config=resolved, endpoint=endpoint, model=model)
     if json:
         print_json([finding.to_dict() for finding in findings])
     else:

@@ -88,7 +88,7 @@ def hold(run_dir: RunDirectory, key: Key = None) -> None:
 
 
 def resume(run_dir: RunDirectory, key: Key = None) -> None:
-    """Take a `hold` back."""
+    """Let what is held start again."""
     from hpcroll.api import Run
 
     Run.open(run_dir).resume(key)

@@ -150,7 +150,7 @@ def slurm_facts(run: RunCommand = run_command) -> SlurmFacts:
     config = run(["scontrol", "show", "config"])
     if config.exit_code != 0:
         raise LaunchError(f"no Slurm controller answers: {config.words}")
-    fields = dict(re.findall(r"^(\w+)\s*=\s*(.*?)\s*$", config.stdout, re.MULTILINE))
+    fields = dict(re.findall(r"^(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", config.stdout, re.MULTILINE))
     return SlurmFacts(
         version=fields.get("SLURM_VERSION", ""),
         max_array_size=_first_number(fields.get("MaxArraySize"), default=1001),

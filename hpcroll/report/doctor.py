@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from hpcroll.config import RunConfig, load_config
+from hpcroll.config import RunConfig
 from hpcroll.errors import HpcrollError, LaunchError
 from hpcroll.fs import filesystem_type, is_node_local, probe_filesystem
 from hpcroll.launch.scheduler import SlurmFacts, slurm_facts
@@ -22,12 +22,15 @@ _SHORTEST_KILL_WAIT_S = 5
 
 
 def examine(
-    run_dir: Path | None, *, config: Path | None = None, endpoint: str | None = None, model: str | None = None
+    run_dir: Path | None,
+    *,
+    config: RunConfig | None = None,
+    endpoint: str | None = None,
+    model: str | None = None,
 ) -> list[Finding]:
     """Everything found; with `endpoint`, of that server alone.
 
-    `run_dir` is a run, whose config is then used, or a directory in which one is to be made. Raises
-    `ConfigError` for a config that is wrong.
+    `run_dir` is a run, whose config is used where none is given, or a directory in which one is to be made.
     """
     settings = _config(run_dir, config)
     if endpoint is not None:
@@ -41,9 +44,9 @@ def examine(
     ]
 
 
-def _config(run_dir: Path | None, config: Path | None) -> RunConfig:
+def _config(run_dir: Path | None, config: RunConfig | None) -> RunConfig:
     if config is not None:
-        return load_config(config)
+        return config
     if run_dir is not None and (run_dir / "run.json").exists():
         return Spool.open(run_dir).config
     return RunConfig()

@@ -15,6 +15,7 @@ from hpcroll.policy import PolicyRegistry
 from hpcroll.report.failures import FailureExample, failure_examples
 from hpcroll.spool import Beat, ExactCounts, RunCounts, Spool, WorkerState
 
+_ENDPOINT_SILENCE_S = 60.0
 _RATE_WINDOW_S = 600.0
 """Rates are over at most this much observed time, so that they follow changes."""
 
@@ -52,6 +53,8 @@ class RunStatus:
     shard_bytes: int
     policy_version: int | None
     """The newest published version; None where none is."""
+    endpoints: tuple[str, ...]
+    """Base URLs of inference servers: those of the config and those that are registered."""
     submissions: tuple[tuple[str, int], ...]
     """Key and size of each submission."""
     exact: ExactCounts | None = None
@@ -93,6 +96,7 @@ class RunStatus:
             "left_s": self.left_s,
             "shards": {"files": self.shards, "bytes": self.shard_bytes},
             "policy_version": self.policy_version,
+            "endpoints": list(self.endpoints),
             "submissions": [{"key": key, "rollouts": size} for key, size in self.submissions],
             "exact": None
             if exact is None
@@ -115,8 +119,12 @@ class StatusObserver:
 
     spool: Spool
     clock: Callable[[], float] = time.monotonic
+    registry: PolicyRegistry = field(init=False)
     _history: deque[tuple[float, int]] = field(default_factory=deque)
     _beats: dict[str, _Seen] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.registry = PolicyRegistry(self.spool.paths)
 
     def observe(self, *, exact: bool = False, jobs: Sequence[tuple[JobHandle, JobState]] = ()) -> RunStatus:
         """The run's status now."""
@@ -126,7 +134,7 @@ class StatusObserver:
         rate_per_min = self._rate(now, counts)
         left = counts.total - counts.committed
         files = [name for name in list_names(spool.paths.shards) if name.endswith(".shard")]
-        latest = PolicyRegistry(spool.paths).latest(spool.config.model.name)
+        latest = self.registry.latest(spool.config.model.name)
         return RunStatus(
             run_dir=str(spool.paths.root),
             run_id=spool.run_id,
@@ -147,9 +155,13 @@ class StatusObserver:
             shards=len(files),
             shard_bytes=sum((spool.paths.shards / name).stat().st_size for name in files),
             policy_version=None if latest is None else latest.version,
+            endpoints=(*spool.config.model.endpoints, *self._registered()),
             submissions=tuple((segment.key, segment.size) for segment in spool.segments()),
             exact=spool.exact_counts() if exact else None,
         )
+
+    def _registered(self) -> list[str]:
+        return [endpoint.url for endpoint in self.registry.endpoints(_ENDPOINT_SILENCE_S)]
 
     def _workers(self, counts: RunCounts, now: float) -> tuple[int, int, int]:
         workers = [worker for worker in counts.workers if worker.info.role == "worker"]

@@ -119,13 +119,13 @@ def test_facts_name_what_launching_depends_on() -> None:
     config = (
         "AccountingStorageType   = accounting_storage/slurmdbd\nJobRequeue              = 1\n"
         "KillWait                = 5 sec\nMaxArraySize            = 1001\n"
-        "PreemptMode             = REQUEUE\nSLURM_VERSION           = 22.05.8\n"
+        "PreemptExemptTime       = \nPreemptMode             = REQUEUE\nSLURM_VERSION           = 22.05.8\n"
     )
     facts = slurm_facts(FakeSlurm(scontrol=config, sinfo="gpu\ncpu*\ngpu\n"))
     assert (facts.version, facts.max_array_size, facts.kill_wait_s) == ("22.05.8", 1001, 5)
+    assert (facts.preempt_mode, facts.partitions) == ("REQUEUE", ("cpu", "gpu"))
     assert facts.accounting
     assert facts.requeue
-    assert facts.partitions == ("cpu", "gpu")
 
 
 def test_absent_and_hanging_programs_are_one_clear_error() -> None:
