@@ -68,7 +68,8 @@ def settle_link(
     """Links `name` to `source` without replacing and says who has the name; see `claim_name`."""
     failure: OSError | None = None
     for pause_s in _SETTLE_PAUSES_S:
-        time.sleep(pause_s)
+        if pause_s:  # even a sleep of no time gives the CPU away
+            time.sleep(pause_s)
         try:
             link(source, name)
             return Settled.MINE
