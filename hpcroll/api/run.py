@@ -241,7 +241,8 @@ class Run:
 
         Rates are over the time between this and earlier calls on the same object.
         """
-        return self._observer.observe(exact=exact, jobs=self._ranks.states())
+        jobs = self._ranks.states()
+        return self._observer.observe(exact=exact, jobs=jobs, job_trouble=self._ranks.trouble)
 
     def serve(
         self, command: Sequence[str], *, port: int, host: str | None = None, ready_timeout_s: float = 1800.0

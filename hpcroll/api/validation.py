@@ -13,7 +13,7 @@ from hpcroll.config import RunConfig
 from hpcroll.config.load import describe
 from hpcroll.contract import Task
 from hpcroll.errors import ConfigError, SandboxError
-from hpcroll.launch.sbatch import ranks_per_job
+from hpcroll.launch.sbatch import check_launch
 from hpcroll.plugins import Family, load
 from hpcroll.sandboxes.base import SandboxProvider
 
@@ -30,7 +30,7 @@ def check_config(config: RunConfig) -> SandboxProvider:
     )
     _plugin(Family.HARNESS, config.harness.name, config.harness.options)
     load(Family.LAUNCHER, config.launch.launcher)
-    ranks_per_job(config.launch)
+    check_launch(config.launch)
     if isinstance(config.launch.partition, dict):
         unknown = sorted(set(config.launch.partition) - set(config.leg_names))
         if unknown:

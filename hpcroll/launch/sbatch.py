@@ -20,9 +20,9 @@ _ARRAY_TASKS = 1_000_000
 def submitit_parameters(config: LaunchConfig, *, leg: str, job_name: str) -> dict[str, Any]:
     """The keyword arguments of submitit's `update_parameters`.
 
-    Raises `ConfigError` for an sbatch directive that would break the launcher.
+    Raises `ConfigError` for what `check_launch` refuses.
     """
-    further = sbatch_directives(config)
+    further = check_launch(config)
     partition = config.partition.get(leg) if isinstance(config.partition, dict) else config.partition
     parameters: dict[str, Any] = {
         "job_name": job_name,
@@ -39,6 +39,17 @@ def submitit_parameters(config: LaunchConfig, *, leg: str, job_name: str) -> dic
     }
     parameters |= {"additional_parameters": {"requeue": True} | further}
     return parameters
+
+
+def check_launch(config: LaunchConfig) -> dict[str, Any]:
+    """The further directives of `config`; raises `ConfigError` for settings that cannot work."""
+    if config.signal_s >= 60 * config.time_min:
+        raise ConfigError(
+            f"launch.signal_s is {config.signal_s} s of a time limit of {60 * config.time_min} s: workers "
+            "would be told to drain as soon as they start; raise launch.time_min or lower launch.signal_s"
+        )
+    ranks_per_job(config)
+    return sbatch_directives(config)
 
 
 def sbatch_directives(config: LaunchConfig) -> dict[str, Any]:

@@ -66,6 +66,12 @@ class Ranks:
             for pair in zip(handles, self._launcher(name).states(handles), strict=True)
         ]
 
+    @property
+    def trouble(self) -> str | None:
+        """Why the last query for states failed, so that they are old; None where it did not."""
+        troubles = (getattr(launcher, "trouble", None) for launcher in self._launchers.values())
+        return "; ".join(trouble for trouble in troubles if trouble) or None
+
     def stop(self) -> int:
         """Has every rank drain and end; how many jobs were told."""
         launches: Sequence[Launch] = read_launches(self._run_dir)

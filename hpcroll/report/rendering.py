@@ -89,6 +89,8 @@ def _rows(status: RunStatus) -> list[tuple[str, RenderableType]]:
     ]
     if status.jobs:
         rows.append(("jobs", Text("  ".join(f"{state} {count}" for state, count in status.jobs.items()))))
+    if status.job_trouble:
+        rows.append(("", Text(f"the scheduler was not asked: {status.job_trouble}", style="yellow")))
     rows += [
         ("servers", Text(", ".join(status.endpoints) or "none registered")),
         ("shards", Text(f"{status.shards} files, {status.shard_bytes / 1e6:.1f} MB")),

@@ -45,6 +45,8 @@ class RunStatus:
     """Seconds since the latest heartbeat, by its node's clock; for people."""
     jobs: dict[JobState, int]
     """Jobs of all launches by state, the scheduler's last word."""
+    job_trouble: str | None
+    """Why the scheduler could not be asked, so that `jobs` is old; None where it answered."""
     rate_per_min: float | None
     """Commits per minute over the observed time, on a first look since the first worker started."""
     left_s: float | None
@@ -92,6 +94,7 @@ class RunStatus:
                 "beat_age_s": self.beat_age_s,
             },
             "jobs": {state.value: count for state, count in self.jobs.items()},
+            "job_trouble": self.job_trouble,
             "rate_per_min": self.rate_per_min,
             "left_s": self.left_s,
             "shards": {"files": self.shards, "bytes": self.shard_bytes},
@@ -126,7 +129,13 @@ class StatusObserver:
     def __post_init__(self) -> None:
         self.registry = PolicyRegistry(self.spool.paths)
 
-    def observe(self, *, exact: bool = False, jobs: Sequence[tuple[JobHandle, JobState]] = ()) -> RunStatus:
+    def observe(
+        self,
+        *,
+        exact: bool = False,
+        jobs: Sequence[tuple[JobHandle, JobState]] = (),
+        job_trouble: str | None = None,
+    ) -> RunStatus:
         """The run's status now."""
         spool, now = self.spool, self.clock()
         counts = spool.counts()
@@ -150,6 +159,7 @@ class StatusObserver:
             workers_ended=ended,
             beat_age_s=_beat_age(counts),
             jobs=dict(Counter(state for _, state in jobs)),
+            job_trouble=job_trouble,
             rate_per_min=rate_per_min,
             left_s=60 * left / rate_per_min if rate_per_min else None,
             shards=len(files),

@@ -11,7 +11,7 @@ import pytest
 from hpcroll.config import LaunchConfig, RunConfig, parse_config
 from hpcroll.errors import ConfigError, LaunchError
 from hpcroll.launch.command import CommandOutput
-from hpcroll.launch.sbatch import ranks_per_job, submitit_parameters
+from hpcroll.launch.sbatch import check_launch, ranks_per_job, submitit_parameters
 from hpcroll.launch.slurm import SlurmLauncher, _clean_environment
 
 
@@ -99,6 +99,12 @@ def test_several_ranks_in_a_job_need_fewer_jobs() -> None:
 def test_directives_that_break_the_launcher_are_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=f"launch.sbatch.{name}"):
         submitit_parameters(LaunchConfig(sbatch={name: "x"}), leg="eval", job_name="j")
+
+
+def test_warning_that_comes_with_the_start_is_refused() -> None:
+    with pytest.raises(ConfigError, match="told to drain as soon as they start"):
+        check_launch(LaunchConfig(time_min=2, signal_s=120))
+    check_launch(LaunchConfig(time_min=1, signal_s=45))
 
 
 def test_submission_from_inside_a_job_hides_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
