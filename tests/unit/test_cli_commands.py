@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -43,13 +43,11 @@ def test_program_starts_within_half_a_second_and_imports_nothing_heavy() -> None
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-    durations_s = []
-    for _ in range(5):
-        started = time.monotonic()
-        subprocess.run([sys.executable, "-m", "hpcroll.cli", "--version"], check=True, capture_output=True)
-        durations_s.append(time.monotonic() - started)
-    # The fastest of a few: other work on the machine only ever adds.
-    assert min(durations_s) < 0.5
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "hpcroll.cli", "--version"], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # Processor time: what else the machine does must not decide.
+    assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 0.5
 
 
 def test_status_as_json_tells_what_is_submitted(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,3 +129,21 @@ def test_tasks_are_made_from_rows_and_checked(tmp_path: Path, capsys: pytest.Cap
     assert json.loads(capsys.readouterr().out.partition("\n")[2]) == [{"handler": "math", "tasks": 1}]
     assert command("tasks", "from-rows", rows, "--format", "gsm9k", "--out", tasks) == 2
     assert "gsm8k, humaneval, scibench" in capsys.readouterr().err
+
+
+def test_images_are_listed_with_their_problems_and_bad_sources_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "root" / "bin").mkdir(parents=True)
+    for name in ("sh", "cat"):
+        (tmp_path / "root" / "bin" / name).touch()
+    (tmp_path / "cut.sif").write_bytes(b"#!/usr/bin/env run-singularity")
+    assert command("images", "ls", tmp_path, "--json") == 0
+    rows = {Path(row["image"]).name: row for row in json.loads(capsys.readouterr().out)}
+    assert (rows["root"]["kind"], rows["root"]["problem"]) == ("directory", "")
+    assert "not a SIF file" in rows["cut.sif"]["problem"]
+    assert command("images", "ls", tmp_path / "absent") == 2
+    assert command("images", "pull", "debian:12", tmp_path / "new.sif") == 2
+    assert command("images", "build", tmp_path / "no.def", tmp_path / "new.sif") == 2
+    assert "does not exist" in capsys.readouterr().err
+    assert not (tmp_path / "new.sif").exists()

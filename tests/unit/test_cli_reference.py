@@ -27,7 +27,7 @@ def test_reference_names_every_command_and_no_other() -> None:
     named = set()
     for line in REFERENCE.read_text().splitlines():
         if line.startswith("| `hpcroll "):
-            for match in re.findall(r"`hpcroll ([a-z-]+)(?: ([a-z-]+))?", line.split("|")[1]):
+            for match in re.findall(r"`hpcroll ([a-z-]+)(?: ([a-z][a-z-]*))?", line.split("|")[1]):
                 named.add(" ".join(word for word in match if word))
     assert named == commands()
 
