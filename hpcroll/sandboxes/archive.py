@@ -41,11 +41,11 @@ async def opened(archive: Path) -> AsyncIterator[int]:
 
 
 def _decompress(source: int, writer: int, archive: Path) -> None:
-    with os.fdopen(writer, "wb") as target, os.fdopen(source, "rb", closefd=False) as file:
-        try:
+    try:
+        # Closing the writer flushes it: the pipe may break there as well.
+        with os.fdopen(writer, "wb") as target, os.fdopen(source, "rb", closefd=False) as file:
             zstandard.ZstdDecompressor().copy_stream(file, target)
-            target.flush()
-        except BrokenPipeError:
-            return
-        except zstandard.ZstdError as error:
-            raise SandboxError(f"archive {archive} does not decompress: {error}") from error
+    except BrokenPipeError:
+        return
+    except zstandard.ZstdError as error:
+        raise SandboxError(f"archive {archive} does not decompress: {error}") from error
