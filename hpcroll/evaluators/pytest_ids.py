@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from hpcroll.evaluators.test_ids import Reporter, RepositoryEvaluator
 
-# A test passes by its call phase, and fails by any phase; an expected failure is no pass. The variable
+# A test passes by its call phase, and fails by any phase; a test that is expected to fail never passes. The variable
 # that loads the reporter is taken away, so that pytest runs started by tests do not report.
 _PLUGIN = """\
 import json
@@ -22,7 +22,7 @@ def _write(nodeid, passed):
 
 
 def pytest_runtest_logreport(report):
-    if report.outcome != "passed":
+    if report.outcome != "passed" or hasattr(report, "wasxfail"):
         _write(report.nodeid, False)
     elif report.when == "call":
         _write(report.nodeid, True)

@@ -57,10 +57,20 @@ python=$(command -v "python$wanted" || command -v python3 || true)
 if [ -z "$python" ]; then [ -z "$wanted" ] && exit 0; exit {_NO_PYTHON}; fi
 found=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 if [ -n "$wanted" ] && [ "$found" != "$wanted" ]; then echo "$found"; exit {_WRONG_PYTHON}; fi
+if [ -d {PRIVATE}/deps ]; then
+    # All that makes a virtual environment: the image's own packages must not decide which tests pass.
+    venv="$PWD/{PRIVATE}/venv"
+    rm -rf "$venv"
+    mkdir -p "$venv/bin" "$venv/lib/python$found"
+    printf 'home = %s\\ninclude-system-site-packages = false\\n' "$(dirname "$python")" > "$venv/pyvenv.cfg"
+    ln -s "$PWD/{PRIVATE}/deps" "$venv/lib/python$found/site-packages"
+    ln -s "$python" "$venv/bin/python"
+    python=$venv/bin/python
+fi
 mkdir -p {PRIVATE}/bin
 cat > {PRIVATE}/bin/python <<END
 #!/bin/sh
-PYTHONPATH="\\${{HPCROLL_REPORTER:+\\$HPCROLL_REPORTER:}}\\${{PYTHONPATH:+\\$PYTHONPATH:}}$PWD/{PRIVATE}/deps"
+[ -z "\\$HPCROLL_REPORTER" ] || PYTHONPATH="\\$HPCROLL_REPORTER\\${{PYTHONPATH:+:\\$PYTHONPATH}}"
 export PYTHONPATH PYTHONNOUSERSITE=1
 exec "$python" "\\$@"
 END
@@ -120,7 +130,7 @@ class RepositorySpec(Strict):
     pass_to_pass: tuple[str, ...] | int = ()
     """Ids of tests that must still pass; or how many tests besides `fail_to_pass` must pass."""
     deps: str | None = None
-    """Tar archive of installed Python requirements, put on the path of `python`."""
+    """Tar archive of a site-packages directory: all that `python` has; the image's own packages if absent."""
     python: str | None = Field(default=None, pattern=r"^3\.\d+$")
     """Python that the image must have, for example "3.11"."""
     evaluator: str = "pytest"
