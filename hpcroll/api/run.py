@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ from hpcroll.policy import Endpoint, PolicyRegistry
 from hpcroll.report import RunStatus, StatusObserver
 from hpcroll.shards import open_run
 from hpcroll.spool import Segment, Spool, Submission, segment_name
+
+log = logging.getLogger(__name__)
 
 _LIVE = (JobState.PENDING, JobState.RUNNING, JobState.UNKNOWN)
 _WAIT_POLL_S = 0.5
@@ -210,10 +213,12 @@ class Run:
     def drain(self) -> None:
         """Has every worker release what it runs and end; waiting jobs leave the scheduler's queue.
 
-        Nothing terminal is written and no retry is spent: `launch` goes on where it stopped.
+        Nothing terminal is written and no retry is spent: `launch` goes on where it stopped. Workers
+        see the wish within seconds wherever they are; what cannot be signalled from this host is logged.
         """
         self._spool.wishes.drain()
-        self._ranks.stop()
+        for trouble in self._ranks.stop():
+            log.warning("%s; its workers drain when they see the wish", trouble)
 
     def hold(self, key: str | None = None) -> None:
         """Starts nothing more, of one submission or of the run, until `resume`."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcroll.config import RunConfig
-from hpcroll.errors import ConfigError
+from hpcroll.errors import ConfigError, LaunchError
 from hpcroll.launch.base import JobHandle, JobState, Launcher
-from hpcroll.launch.record import Launch, read_launches
+from hpcroll.launch.record import read_launches
 from hpcroll.plugins import Family, load
 
 
@@ -72,13 +72,17 @@ class Ranks:
         troubles = (getattr(launcher, "trouble", None) for launcher in self._launchers.values())
         return "; ".join(trouble for trouble in troubles if trouble) or None
 
-    def stop(self) -> int:
-        """Has every rank drain and end; how many jobs were told."""
-        launches: Sequence[Launch] = read_launches(self._run_dir)
-        for launch in launches:
-            if launch.handles:
-                self._launcher(launch.record.launcher).stop(launch.handles)
-        return sum(len(launch.handles) for launch in launches)
+    def stop(self) -> list[str]:
+        """Has every rank that can be reached from this host drain and end; why others cannot be."""
+        troubles = []
+        for launch in read_launches(self._run_dir):
+            try:
+                if launch.handles:
+                    self._launcher(launch.record.launcher).stop(launch.handles)
+            except LaunchError as error:
+                # One launch from a host that is not this one must not keep the others from stopping.
+                troubles.append(f"launch {launch.record.launch_id}: {error}")
+        return troubles
 
     def _launcher(self, name: str) -> Launcher:
         if name not in self._launchers:

@@ -71,7 +71,7 @@ def test_ranks_outlive_their_launcher_and_are_found_and_stopped_by_another_proce
     wait_until(lambda: (tmp_path / "args.0").exists() and (tmp_path / "args.1").exists())
     assert (tmp_path / "args.1").read_text().endswith(f"--leg {LEG} --rank 1\n")
     assert [state for _, state in ranks.states()] == [JobState.RUNNING] * 2
-    assert ranks.stop() == 2
+    assert ranks.stop() == []
     wait_until(lambda: [state for _, state in ranks.states()] == [JobState.DONE] * 2)
 
 
@@ -127,6 +127,8 @@ def test_rank_of_another_node_is_unknown_and_not_stopped_from_here(run_dir: Path
     assert list(launcher.states(handles)) == [JobState.UNKNOWN]
     with pytest.raises(LaunchError, match="runs on elsewhere"):
         launcher.stop(handles)
+    (trouble,) = Ranks(run_dir, config(python)).stop()
+    assert "runs on elsewhere" in trouble
     path.write_text(original)
 
 
