@@ -16,6 +16,8 @@ from hpcroll.policy import PolicyRegistry
 log = logging.getLogger(__name__)
 
 REFRESH_S = 1.0
+UNPUBLISHED = "unpublished"
+"""Lineage of what is sampled before a trainer has published anything."""
 ENDPOINT_SILENCE_S = 60.0
 """Silence after which a registered inference server is no longer asked."""
 
@@ -27,15 +29,16 @@ class PolicyView:
         self._registry = PolicyRegistry(paths)
         self._name = policy_name
         self._upstreams: tuple[Upstream, ...] = ()
-        self._policy: PolicyId | None = None
+        # Before the first publication there is one policy without a number: its tokens are as good.
+        self._policy = PolicyId(policy_name=policy_name, lineage=UNPUBLISHED, version_low=0, version_high=0)
         self._refreshing: asyncio.Task[None] | None = None
 
     def upstreams(self) -> tuple[Upstream, ...]:
         """The registered servers whose heartbeat moves."""
         return self._upstreams
 
-    def policy(self) -> PolicyId | None:
-        """The version that was published last; None before the first."""
+    def policy(self) -> PolicyId:
+        """The version that was published last; version 0 of lineage `UNPUBLISHED` before the first."""
         return self._policy
 
     async def __aenter__(self) -> Self:

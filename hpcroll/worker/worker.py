@@ -8,8 +8,9 @@ import logging
 import time
 from collections import Counter
 
-from hpcroll.contract import Failure, FailureClass, Status, StopReason, Trajectory
+from hpcroll.contract import EndReason, Failure, FailureClass, Status, StopReason, Trajectory
 from hpcroll.errors import HpcrollError, SpoolError
+from hpcroll.shards import adopt
 from hpcroll.spool import BeatCounts, Claim, Claims, EventLog, Heartbeat, Incarnation, Spool
 from hpcroll.worker.committer import Committer
 from hpcroll.worker.drain import Drain
@@ -50,6 +51,8 @@ class Worker:
         self._events = events
         self._drain = Drain(spool.config.stages.drain_grace_s)
         self._tasks: dict[asyncio.Task[None], Flight] = {}
+        self._adopted: set[str] = set()
+        self._adoptions: set[asyncio.Task[int]] = set()
         self._statuses: Counter[Status] = Counter()
         self._failures: Counter[FailureClass] = Counter()
         self._last_failure = ""
@@ -110,9 +113,26 @@ class Worker:
         flight = Flight(claim)
         self._pools.admit(flight)
         self._events.write("claimed", rollout=str(flight.ref), attempt=claim.attempt)
+        if claim.failures and claim.failures[-1].reason is EndReason.KILL:
+            self._index_shards_of(claim.failures[-1].incarnation)
         task = asyncio.create_task(self._fly(flight), name=flight.scratch_name)
         self._tasks[task] = flight
         task.add_done_callback(self._landed)
+
+    def _index_shards_of(self, dead: str) -> None:
+        """Adopts, once, what a dead worker committed and did not mark; readers then find it fast."""
+        if dead in self._adopted:
+            return
+        self._adopted.add(dead)
+        task = asyncio.create_task(asyncio.to_thread(adopt, self._spool.paths, dead))
+        self._adoptions.add(task)
+        task.add_done_callback(self._adoption_ended)
+
+    def _adoption_ended(self, task: asyncio.Task[int]) -> None:
+        self._adoptions.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            # Only an index: readers find an unmarked record by scanning.
+            log.warning("a dead worker's shards were not indexed: %s", task.exception())
 
     def _landed(self, task: asyncio.Task[None]) -> None:
         flight = self._tasks.pop(task)
