@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -147,3 +148,21 @@ def test_images_are_listed_with_their_problems_and_bad_sources_refused(
     assert command("images", "build", tmp_path / "no.def", tmp_path / "new.sif") == 2
     assert "does not exist" in capsys.readouterr().err
     assert not (tmp_path / "new.sif").exists()
+
+
+def test_launch_with_an_image_that_is_gone_starts_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "root"
+    (root / "bin").mkdir(parents=True)
+    for name in ("sh", "cat"):
+        (root / "bin" / name).touch(mode=0o755)
+    run = Run.create(
+        tmp_path / "run", {"sandbox": {"name": "bwrap", "image": "host"}, "launch": {"launcher": "local"}}
+    )
+    task = Task(task_id="a", handler="math", prompt="?", image=str(root), spec={"answer": "2"})
+    run.submit([task], key="k")
+    shutil.rmtree(root)
+    assert command("launch", run.path) == 2
+    assert str(root) in capsys.readouterr().err
+    assert list((run.path / "logs").iterdir()) == []
