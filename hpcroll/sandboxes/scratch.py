@@ -14,6 +14,7 @@ from hpcroll.sandboxes.attendant.removal import remove_tree
 
 _LOCK = "alive"
 _SLOTS = "start-slots"
+_CACHE = "image-cache"
 
 
 class Scratch:
@@ -68,6 +69,13 @@ class Scratch:
 def slots_directory(base: Path) -> Path:
     """Where this user's workers of the node share their start slots."""
     return _own_directory(base) / _SLOTS
+
+
+def cache_directory(base: Path) -> Path:
+    """Where this user's pulls on the node keep their layers; made where it is missing."""
+    path = _own_directory(base) / _CACHE
+    path.mkdir(exist_ok=True)
+    return path
 
 
 def sweep(base: Path) -> list[Path]:
