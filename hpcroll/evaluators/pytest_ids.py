@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from hpcroll.evaluators.test_ids import Reporter, RepositoryEvaluator
 
-# A test passes by its call phase, and fails by any phase; a test that is expected to fail never passes. The variable
-# that loads the reporter is taken away, so that pytest runs started by tests do not report.
+# A test passes by its call phase, and fails by any phase; one that is expected to fail never passes. The
+# variable that loads the reporter is taken away, so that pytest runs started by tests do not report.
 _PLUGIN = """\
 import json
 import os
