@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shlex
 import shutil
@@ -21,6 +22,10 @@ from hpcroll.sandboxes import images, places
 from hpcroll.sandboxes.attended import HOLDER, Attendance, AttendedSandbox
 from hpcroll.sandboxes.base import Capabilities, SandboxSpec
 from hpcroll.sandboxes.starts import Starts
+
+_log = logging.getLogger(__name__)
+
+_TRIES = 2
 
 
 class RootWay(StrEnum):
@@ -50,6 +55,8 @@ class ApptainerOptions(Strict):
 # What a root inside needs to install packages and drop to other users; none of it reaches outside.
 _FAKEROOT_CAPABILITIES = (0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 31)
 _FILE_SERVERS = ("squashfuse_ll", "squashfuse", "fuse-overlayfs", "fuse2fs", "gocryptfs")
+_BOUND_ETC = ("hosts", "nsswitch.conf")
+"""Files of `/etc` that Apptainer does not make by itself."""
 _UNLIMITED = (RootWay.OVERLAY, RootWay.COPY)
 """Ways whose size nothing limits, hence not with `disk_mb`."""
 
@@ -120,28 +127,42 @@ class ApptainerProvider:
             return self._ways[is_directory]
 
     async def _find_way(self, image: Path) -> RootWay:
-        refused = []
+        refused: list[str] = []
         for way in self._options.writable_root:
-            if way is RootWay.COPY and not image.is_dir():
-                refused.append(f"{way}: only a directory image can be copied")
-                continue
-            if way in _UNLIMITED and self._config.disk_mb is not None:
-                refused.append(f"{way}: sandbox.disk_mb could not limit it")
-                continue
-            try:
-                sandbox = await self._start(image, SandboxSpec(name=f"probe-{way}", image=str(image)), way)
-            except SandboxError as error:
-                refused.append(f"{way}: {error}")
-                continue
-            try:
-                if way is not RootWay.READ_ONLY:
-                    await sandbox.put(b"", "/.hpcroll-probe")
-                return way
-            except SandboxError as error:
-                refused.append(f"{way}: {error}")
-            finally:
-                await sandbox.stop()
+            reason = self._refusal(way, image)
+            for _ in range(_TRIES if reason is None else 0):
+                # More than once: a start that fails by chance must not cost the worker its better way.
+                reason = await self._try_way(way, image)
+                if reason is None:
+                    if refused:
+                        _log.warning("image=%s writable_root=%s refused=%s", image, way, "; ".join(refused))
+                    return way
+            refused.append(f"{way}: {reason}")
         raise SandboxError(f"image {image} does not start on this node: {'; '.join(refused)}")
+
+    def _refusal(self, way: RootWay, image: Path) -> str | None:
+        if way is RootWay.COPY and not image.is_dir():
+            return "only a directory image can be copied"
+        if way in _UNLIMITED and self._config.disk_mb is not None:
+            return "sandbox.disk_mb could not limit it"
+        return None
+
+    async def _try_way(self, way: RootWay, image: Path) -> str | None:
+        """Why `way` does not work here; None where it does."""
+        try:
+            sandbox = await self._start(image, SandboxSpec(name=f"probe-{way}", image=str(image)), way)
+        except IsolationUnavailableError:
+            raise
+        except SandboxError as error:
+            return str(error)
+        try:
+            if way is not RootWay.READ_ONLY:
+                await sandbox.put(b"", "/.hpcroll-probe")
+        except SandboxError as error:
+            return str(error)
+        finally:
+            await sandbox.stop()
+        return None
 
     async def _probe_root(self) -> RootWay:
         return await self._way(images.locate(self._config.image))
@@ -184,7 +205,7 @@ class ApptainerProvider:
         elif way is RootWay.COPY:
             yield "--writable"
         for path in places.etc_files(scratch):
-            if path.name in ("hosts", "nsswitch.conf"):
+            if path.name in _BOUND_ETC:
                 yield from ("--bind", _bind(path, f"/etc/{path.name}", "ro"))
         for source, target in places.make(scratch):
             yield from ("--bind", _bind(source, target, "rw"))
@@ -251,7 +272,9 @@ def _shield_servers(directory: Path) -> Path:
 def _copy(image: Path, scratch: Path) -> Path:
     copy = scratch / "copy"
     shutil.copytree(image, copy, symlinks=True)
+    # With --writable Apptainer makes no mount points of its own.
     for inside in places.WRITABLE.values():
-        # With --writable Apptainer makes no mount points of its own.
         (copy / inside.lstrip("/")).mkdir(parents=True, exist_ok=True)
+    for name in _BOUND_ETC:
+        (copy / "etc" / name).touch()
     return copy

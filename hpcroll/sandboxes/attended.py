@@ -30,7 +30,8 @@ _GRACE_S = 30.0
 _FILE_S = 900.0
 """Longest that one file operation may take."""
 _ALIVE_S = 10.0
-_STOP_S = 10.0
+_STOP_S = 30.0
+"""How long an attendant may take to kill everything and to remove the scratch."""
 _IDLE_LANES = 8
 """Lanes kept for the next commands; each is a small sleeping process."""
 
