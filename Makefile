@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Most tests wait for processes; those on the cluster stay in one group.
+PARALLEL := -n 3 --dist loadgroup
 
 .PHONY: help demo test test-full lint bench bench-overlap bench-action clean
 
@@ -21,11 +23,11 @@ demo: $(VENV)/.installed ## rollouts on this machine, from submit to the trainer
 
 test: ## install what the tests need, then run them on a real cluster
 	tests/setup/install
-	tests/setup/run-tests -m 'not full'
+	tests/setup/run-tests $(PARALLEL) -m 'not full'
 
 test-full: ## the slower proofs too
 	tests/setup/install
-	tests/setup/run-tests
+	tests/setup/run-tests $(PARALLEL)
 
 lint: $(VENV)/.installed ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

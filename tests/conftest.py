@@ -16,6 +16,14 @@ from tests.capabilities import need
 MARKS = ("slurm", "apptainer", "sharedfs")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on the one cluster disturb each other: first, and in one process, while others run beside."""
+    for item in items:
+        if item.get_closest_marker("slurm"):
+            item.add_marker(pytest.mark.xdist_group("cluster"))
+    items.sort(key=lambda item: item.get_closest_marker("slurm") is None)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in MARKS:
         if item.get_closest_marker(mark):

@@ -96,7 +96,7 @@ def test_a_worker_killed_in_any_stage_loses_nothing(
 
 
 def test_a_zombie_on_a_node_that_slurm_gave_up_loses(start: Callable[..., Scenario]) -> None:
-    scenario = start(rollouts=6, workers=2, sleeps=Sleeps(run=6.0), launch={"sbatch": {"spread-job": True}})
+    scenario = start(rollouts=6, workers=2, sleeps=Sleeps(run=6.0), launch={"cpus": 3})
     on_both = scenario.wait_for("worker on each node", lambda: workers_by_node(scenario))
     node, zombie = sorted(on_both.items())[0]
     scenario.wait_for("rollout on the node", lambda: scenario.in_stage(Stage.RUN, on=lambda w: w == zombie))
