@@ -98,13 +98,17 @@ def query_states(job_ids: Iterable[str], run: RunCommand = run_command) -> dict[
 
 
 def _parse(text: str, wanted: set[str]) -> dict[str, JobState]:
-    states: dict[str, JobState] = {}
+    listed: dict[str, JobState] = {}
     for line in text.splitlines():
         job, _, word = line.strip().partition("|")
-        for name in _expand(job):
-            if name in wanted:
-                states[name] = job_state(word)
-    return states
+        listed.update(dict.fromkeys(_expand(job), job_state(word)))
+    # Accounting lists array tasks that were cancelled before they started under the array's bare number.
+    return {
+        name: listed[found]
+        for name in wanted
+        for found in (name if name in listed else name.partition("_")[0],)
+        if found in listed
+    }
 
 
 def _expand(job: str) -> Iterable[str]:

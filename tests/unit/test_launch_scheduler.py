@@ -68,6 +68,12 @@ def test_one_query_answers_for_all_jobs_and_accounting_for_the_rest() -> None:
     assert "--jobs=12,9" in slurm.asked[0]
 
 
+def test_array_tasks_that_never_started_are_known_by_the_arrays_bare_number() -> None:
+    slurm = FakeSlurm(squeue="", sacct="70_0|COMPLETED\n70|CANCELLED by 1001\n")
+    done = dict.fromkeys(("70_0", "70_1", "70_2"), JobState.DONE)
+    assert query_states(["70_0", "70_1", "70_2"], slurm) == done
+
+
 def test_scheduler_is_asked_once_a_poll_interval_whatever_the_number_of_jobs() -> None:
     slurm, clock = FakeSlurm(squeue="1|RUNNING\n2|RUNNING\n"), Clock()
     view = SlurmView(poll_s=60, run=slurm, clock=clock)
