@@ -53,7 +53,12 @@ def rows() -> list[Task]:
 def config(layout: str, url: str) -> dict[str, Any]:
     legs, partition, _ = LAYOUTS[layout]
     return {
-        "model": {"endpoints": [url], "context_tokens": 200_000},
+        # A gold patch is one reply.
+        "model": {
+            "endpoints": [url],
+            "context_tokens": 200_000,
+            "sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": 60_000},
+        },
         "legs": legs,
         "sandbox": {"name": "apptainer", "image": str(IMAGES / "base")},
         "stages": {
