@@ -39,7 +39,7 @@ def test_workers_killed_at_random_instants_lose_nothing(
     submit(spool, tasks=30, samples=3)
     with Fleet(spool) as fleet:
         victims = [fleet.start(leg=leg, work_s=0.02) for leg in spool.config.leg_names]
-        for _ in range(8):
+        for _ in range(6):
             index = chance.randrange(len(victims))
             victim, least, instant_s = victims[index], chance.randrange(1, 6), 0.02 * chance.random()
             wait_until(

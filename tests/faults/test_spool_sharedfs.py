@@ -6,15 +6,16 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from hpcroll.errors import UnsafeFilesystemError
-from hpcroll.fs import filesystem_type, probe_filesystem
+from hpcroll.fs import filesystem_type, probe_filesystem, read_token
 from hpcroll.fs.locks import node_lock
-from hpcroll.spool import Spool
+from hpcroll.spool import Incarnation, Spool
 from tests.faults.spool_fleet import PATIENCE_S, Fleet, wait_until
 from tests.spools import check_exactly_one_result, make_config, submit
 
@@ -124,6 +125,24 @@ def test_worker_paused_on_one_mount_loses_to_the_other(mounts: tuple[Path, Path]
         paused.wait_done()
         assert paused.said("won") == []
         assert check_exactly_one_result(on_backing(mounts)) == {taker.id: 1}
+
+
+def test_contested_names_have_one_owner_on_both_mounts(mounts: tuple[Path, Path]) -> None:
+    """Whatever errno the loser is told."""
+    spools = [make_shared_spool(point) for point in mounts]
+    workers = [
+        Incarnation.register(spool, leg="init+run+eval", rank=rank) for rank, spool in enumerate(spools)
+    ]
+
+    def claim(turn: int) -> tuple[bool, bool]:
+        names = [spool.paths.policy / f"contested-{turn}" for spool in spools]
+        with ThreadPoolExecutor(2) as pair:
+            first, second = pair.map(lambda worker, name: worker.claim(name), workers, names)
+        owners = {read_token(name) for name in names}
+        assert owners == {workers[0].id if first else workers[1].id}
+        return first, second
+
+    assert all(first != second for first, second in map(claim, range(100)))
 
 
 def test_same_submission_over_both_mounts_is_one(mounts: tuple[Path, Path]) -> None:
