@@ -76,21 +76,25 @@ class ApptainerProvider:
 
     def check(self, image: str | None) -> None:
         """Raises `ImageError` where `image` is neither a SIF file nor a directory with a root file system."""
+        places.check(self._config)
         images.locate(image or self._config.image)
 
     def probe(self) -> Capabilities:
-        """What Apptainer can do on this node, shown by a sandbox of the default image."""
+        """What Apptainer can do on this node, shown by a sandbox of the default image where there is one."""
         reasons: dict[str, str] = {}
         way: RootWay | None = None
         version = ""
         try:
             version = apptainer_version()
-            # In a thread of its own: the caller's may have a running loop.
-            with ThreadPoolExecutor(1) as pool:
-                way = pool.submit(asyncio.run, self._probe_root()).result()
+            if self._config.image is None:
+                reasons["writable_root"] = "not tried: there is no default image (sandbox.image)"
+            else:
+                # In a thread of its own: the caller's may have a running loop.
+                with ThreadPoolExecutor(1) as pool:
+                    way = pool.submit(asyncio.run, self._probe_root()).result()
         except (SandboxError, subprocess.SubprocessError) as error:
             reasons["available"] = str(error)
-        available = way is not None
+        available = "available" not in reasons
         if way is RootWay.READ_ONLY:
             reasons["writable_root"] = "no way of sandbox.options.writable_root works on this node"
         if places.uncounted_reason() is not None:

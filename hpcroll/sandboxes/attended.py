@@ -287,7 +287,8 @@ class AttendedSandbox:
             await lane.send({"op": "kill"})
             await lane.reply(waiter, _GRACE_S)
         except SandboxError as error:
-            _log.warning("sandbox=%s cancelled_command=%s", self.spec.name, error)
+            if self._stopping is None:
+                _log.warning("sandbox=%s cancelled_command=%s", self.spec.name, error)
 
 
 def _memory_file(data: bytes) -> int:

@@ -68,6 +68,7 @@ class BwrapProvider:
 
     def check(self, image: str | None) -> None:
         """Raises `ImageError` where `image` is neither `host` nor a directory with a root file system."""
+        places.check(self._config)
         self._image(image)
 
     def probe(self) -> Capabilities:

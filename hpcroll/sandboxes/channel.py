@@ -121,6 +121,7 @@ class Channel:
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_exception(error)
+            waiter.exception()  # nobody may wait any more: a cancelled caller has other worries
 
     def _gone(self) -> SandboxError:
         return SandboxError(f"sandbox {self._name} is gone: its attendant closed the connection")

@@ -83,6 +83,12 @@ def binds(config: SandboxConfig, spec: SandboxSpec) -> Iterator[tuple[Path, str]
         yield source, target
 
 
+def check(config: SandboxConfig) -> None:
+    """Raises `ConfigError` for binds that no node could make."""
+    for text in config.binds:
+        parse_bind(text)
+
+
 def parse_bind(text: str) -> tuple[Path, str]:
     """SOURCE or SOURCE:TARGET, both absolute; raises `ConfigError` otherwise."""
     source, colon, target = text.partition(":")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
 import secrets
@@ -11,6 +12,8 @@ from pathlib import Path
 
 from hpcroll.errors import SandboxError
 from hpcroll.sandboxes.attendant.removal import remove_tree
+
+_log = logging.getLogger(__name__)
 
 _LOCK = "alive"
 _SLOTS = "start-slots"
@@ -92,8 +95,12 @@ def sweep(base: Path) -> list[Path]:
         except BlockingIOError:
             continue
         else:
-            remove_tree(root)
-            swept.append(root)
+            try:
+                remove_tree(root)
+                swept.append(root)
+            except OSError as error:
+                # Its attendants may be at it still, or it holds files of a fakeroot's other users.
+                _log.warning("scratch=%s not_swept=%s", root, error)
         finally:
             os.close(lock)
     return swept

@@ -120,6 +120,20 @@ class SandboxSuite(SandboxBench):
         assert result.exit_code in (126, 127)
         assert b"no/such/directory" in result.stderr
 
+    @pytest.mark.parametrize("argument", ["a\0b", "\ud800", "x" * (1 << 18)])
+    def test_an_argument_that_no_program_can_be_given_is_an_exit_code(
+        self, tmp_path: Path, argument: str
+    ) -> None:
+        async def body(sandbox: Sandbox) -> None:
+            result = await sandbox.exec(["cat", argument], timeout_s=PATIENCE_S)
+            assert result.exit_code == 126
+            assert result.stderr.startswith(b"hpcroll: ")
+            with pytest.raises((SandboxError, OSError)):
+                await sandbox.get(argument)
+            assert await sandbox.alive()
+
+        self.run(tmp_path, body)
+
     def test_invalid_utf8_passes_unchanged(self, tmp_path: Path) -> None:
         assert self.exec(tmp_path, sh(r"printf '\377\376\000a'")).stdout == b"\xff\xfe\x00a"
 

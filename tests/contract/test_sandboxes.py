@@ -8,6 +8,7 @@ from hpcroll.sandboxes.bwrap import BwrapProvider
 from hpcroll.sandboxes.host import HostProvider
 from hpcroll.testing.sandbox_containment import ContainmentSuite
 from hpcroll.testing.sandbox_suite import SandboxSuite
+from tests.capabilities import need
 
 NAMED_OPT_OUT = {"i_know_that_nothing_is_isolated": True}
 
@@ -19,4 +20,5 @@ class TestHost(SandboxSuite):
 
 class TestBwrapHostImage(SandboxSuite, ContainmentSuite):
     def make(self, config: SandboxConfig) -> SandboxProvider:
+        need("bwrap")
         return BwrapProvider(config.model_copy(update={"name": "bwrap"}))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,8 +22,8 @@ from hpcroll.sandboxes.base import Sandbox, SandboxProvider, SandboxSpec
 from hpcroll.sandboxes.bwrap import BwrapProvider
 from hpcroll.sandboxes.scratch import Scratch, sweep
 from hpcroll.testing.sandbox_suite import PATIENCE_S, living, until
+from tests.capabilities import IMAGES, need
 
-IMAGES = Path(os.environ.get("HPCROLL_TEST_IMAGES", "/var/lib/hpcroll-test/images"))
 Make = Callable[..., SandboxProvider]
 
 WORKER = """
@@ -44,12 +43,9 @@ WORKER = """
 
 def config(kind: str, scratch: Path) -> SandboxConfig:
     if kind == "bwrap":
+        need("bwrap")
         return SandboxConfig(name="bwrap", scratch=scratch)
-    if shutil.which("apptainer") is None:
-        pytest.skip("no apptainer on PATH")
     path = IMAGES / {"apptainer-directory": "base", "apptainer-sif": "base.sif"}[kind]
-    if not path.exists():
-        pytest.skip(f"no test image {path} (containers/build.sh makes it)")
     return SandboxConfig(name="apptainer", image=str(path), scratch=scratch)
 
 

@@ -16,6 +16,7 @@ from hpcroll.sandboxes.apptainer import ApptainerProvider
 from hpcroll.sandboxes.base import SandboxSpec
 from hpcroll.sandboxes.bwrap import BwrapProvider
 from hpcroll.sandboxes.host import HostProvider
+from tests.capabilities import need
 
 OPT_OUT = {"i_know_that_nothing_is_isolated": True}
 
@@ -83,6 +84,7 @@ def test_binds_are_source_and_target_both_absolute(tmp_path: Path) -> None:
 
 
 def test_a_bind_is_seen_inside_and_cannot_be_written(tmp_path: Path) -> None:
+    need("bwrap")
     data = tmp_path / "data"
     data.mkdir()
     (data / "file").write_text("from the node")

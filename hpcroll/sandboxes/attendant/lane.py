@@ -87,7 +87,7 @@ class Lane:
             return files.serve(request, fds)
         except OSError as error:
             return {"errno": error.errno, "error": f"{error.strerror or error}"}, b""
-        except files.FileRefused as error:
+        except (files.FileRefused, ValueError) as error:
             return {"error": str(error)}, b""
 
     def _exec(self, request: dict[str, Any], fds: list[int]) -> Reply:
@@ -104,6 +104,9 @@ class Lane:
                 code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
                 err.add(f"hpcroll: {error.filename}: {error.strerror}\n".encode(errors="replace"))
                 return self._result(code, out, err, 0.0)
+            except ValueError as error:  # a NUL byte, or what no file system can spell
+                err.add(f"hpcroll: {error}\n".encode(errors="replace"))
+                return self._result(NOT_EXECUTABLE, out, err, 0.0)
             out.close_writer()
             err.close_writer()
             status, ending = self._watch(pid, out, err, started_s + request["timeout_s"])
