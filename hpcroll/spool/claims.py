@@ -143,7 +143,7 @@ class Claims:
 
     def _start(self) -> Claim | None:
         """Claims from our own lane of the window where it has any, so that workers rarely contest a name."""
-        lane, lanes = self._liveness.place(self._leg)
+        lane, lanes = self._liveness.place()
         listed = False
         for loss in range(1, _TRIES + 1):
             window = self._board.window(self._wanted, workers=lanes)

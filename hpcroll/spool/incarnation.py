@@ -29,6 +29,9 @@ Counted here, because SFTP and some NFS servers do not say EMLINK, and `st_nlink
 """
 
 
+OTHER_ROLE = "other"
+
+
 class WorkerInfo(Record):
     """Who an incarnation is: the content of its file in workers/, and of every name that it links."""
 
@@ -85,12 +88,15 @@ class Incarnation:
     @classmethod
     def register(cls, spool: Spool, *, leg: str, rank: int, role: str = "worker") -> Self:
         """A new incarnation of the calling process; its file is complete and durable on return."""
-        info = _describe(spool.run_id, leg=leg, rank=rank, role=role)
+        legs = spool.config.leg_names
+        mark = f"l{legs.index(leg)}" if role == "worker" and leg in legs else OTHER_ROLE
+        info = _describe(spool.run_id, mark, leg=leg, rank=rank, role=role)
         return cls._publish(spool.paths, info, beat_s=spool.config.lease.beat_s)
 
     def successor(self) -> Incarnation:
         """A new incarnation of the same process, which may claim what this one wrote records for."""
-        info = _describe(self.info.run_id, leg=self.info.leg, rank=self.info.rank, role=self.info.role)
+        old = self.info
+        info = _describe(old.run_id, mark_of(old.incarnation), leg=old.leg, rank=old.rank, role=old.role)
         info = info.model_copy(update={"predecessor": self.id})
         return self._publish(self.paths, info, beat_s=self._beat_s)
 
@@ -164,14 +170,20 @@ def read_worker(path: Path) -> WorkerInfo | None:
         raise CorruptRecordError(f"{path} is not a worker's token: {error}") from error
 
 
+def mark_of(incarnation: str) -> str:
+    """`l<index of its leg>` of a worker, else `OTHER_ROLE`: who it works with, read from its name alone."""
+    parts = incarnation.rsplit("-", 2)
+    return parts[1] if len(parts) == 3 else OTHER_ROLE
+
+
 def _describe(
-    run_id: str, *, leg: str, rank: int, role: str, environ: Mapping[str, str] = os.environ
+    run_id: str, mark: str, *, leg: str, rank: int, role: str, environ: Mapping[str, str] = os.environ
 ) -> WorkerInfo:
     host = socket.gethostname()
     restarts = environ.get("SLURM_RESTART_COUNT", "0")
     return WorkerInfo(
         # Readable in a listing; no dots, which part the name from its suffix.
-        incarnation=f"{re.sub(r'[^A-Za-z0-9-]', '-', host)[:40]}-r{rank}-{secrets.token_hex(6)}",
+        incarnation=f"{re.sub(r'[^A-Za-z0-9-]', '-', host)[:40]}-r{rank}-{mark}-{secrets.token_hex(6)}",
         run_id=run_id,
         role=role,
         leg=leg,

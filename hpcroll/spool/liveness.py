@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from hpcroll.config import LeaseConfig
 from hpcroll.contract import EndReason
 from hpcroll.fs import list_names, read_fresh
-from hpcroll.spool.incarnation import Incarnation, WorkerInfo, read_worker
+from hpcroll.spool.incarnation import OTHER_ROLE, Incarnation, WorkerInfo, mark_of, read_worker
 
 JobEnded = Callable[[WorkerInfo], bool | None]
 """True where that incarnation's job is over, False where it runs, None where nobody can say."""
+
+WATCHED = 16
+"""Workers that each worker watches: all would cost the file server a read per pair of workers and beat."""
 
 _ASK_AFTER_BEATS = 2
 """Silent heartbeats after which the scheduler is asked about a worker."""
@@ -49,6 +52,7 @@ class Liveness:
         self._watched: dict[str, _Watched] = {}
         self._ended: set[str] = set()
         self._silent: set[str] = set()
+        self._peers: list[str] = []
         self._looked_at_s: float | None = None
         self.changes = 0
         """Grows whenever somebody is found gone."""
@@ -68,36 +72,43 @@ class Liveness:
         watched = self._watched.get(incarnation)
         return watched.info.host if watched is not None else ""
 
-    def place(self, leg: str) -> tuple[int, int]:
-        """Our index among the living workers of `leg`, and how many they are, us included.
+    def place(self) -> tuple[int, int]:
+        """Our index among the living workers of our leg, and how many they are, us included.
 
         Others may see other workers just now: then two of them try the same name, and one gets it.
         """
-        others = [
-            name
-            for name, watched in self._watched.items()
-            if watched.info.leg == leg and watched.info.role == "worker" and self.gone(name) is None
-        ]
-        return sum(name < self._incarnation.id for name in others), len(others) + 1
+        peers = [name for name in self._peers if self.gone(name) is None]
+        return sum(name < self._incarnation.id for name in peers), len(peers) + 1
 
     def look(self) -> None:
-        """Looks at everyone once per heartbeat interval: one listing, and one read per living worker."""
+        """Looks around once per heartbeat interval: one listing, and one read per worker that we watch."""
         now_s = self._clock()
         if self._looked_at_s is not None and now_s - self._looked_at_s < self._lease.beat_s:
             return
         self._looked_at_s = now_s
-        names = list_names(self._paths.workers)
         known = len(self._ended) + len(self._silent)
+        names = list_names(self._paths.workers)
         self._ended |= {name.removesuffix(".ended") for name in names if name.endswith(".ended")}
-        for name in names:
-            incarnation, dot, suffix = name.rpartition(".")
-            if dot and suffix == "json" and incarnation not in self._ended:
-                self._look_at(incarnation)
+        living = {name.removesuffix(".json") for name in names if name.endswith(".json")} - self._ended
+        living.discard(self._incarnation.id)
+        mark = mark_of(self._incarnation.id)
+        self._peers = [name for name in living if mark_of(name) == mark]
+        for incarnation in self._to_watch(living):
+            self._look_at(incarnation)
         self.changes += len(self._ended) + len(self._silent) != known
 
+    def _to_watch(self, living: set[str]) -> set[str]:
+        """The next workers of our leg in the ring of names, so that each is watched by some, not by all.
+
+        Also every command that claims, and who was silent when we last looked: it may beat again.
+        """
+        ours = self._incarnation.id
+        ring = sorted(self._peers, key=lambda name: (name < ours, name))
+        neighbours = [name for name in ring if name not in self._silent][:WATCHED]
+        commands = {name for name in living if mark_of(name) == OTHER_ROLE}
+        return commands | set(neighbours) | (self._silent & living)
+
     def _look_at(self, incarnation: str) -> None:
-        if incarnation == self._incarnation.id:
-            return
         watched = self._watched.get(incarnation)
         # Opened and read before our own clock is: what was written in between counts for the worker.
         beat = read_fresh(self._paths.beat_file(incarnation))

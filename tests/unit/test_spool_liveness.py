@@ -9,9 +9,9 @@ import pytest
 from hpcroll.config import LeaseConfig
 from hpcroll.contract import EndReason
 from hpcroll.spool import BeatCounts, Heartbeat, Incarnation, Spool, WorkerInfo, mark_ended
-from hpcroll.spool.liveness import JobEnded, Liveness
+from hpcroll.spool.liveness import WATCHED, JobEnded, Liveness
 from hpcroll.spool.pulse import Pulse
-from tests.spools import make_spool, unknown_job
+from tests.spools import count_operations, make_spool, unknown_job
 
 BEAT_S, SILENCE_S = 10.0, 60.0
 
@@ -176,9 +176,40 @@ def test_places_are_shared_out_among_the_living_of_a_leg(spool: Spool, subject: 
     observer = Observer(spool)
     Incarnation.register(spool, leg="other", rank=2)
     observer.pass_time(BEAT_S)
-    place, places = observer.liveness.place("init+run+eval")
+    place, places = observer.liveness.place()
     assert places == 2
     assert place == sorted([observer.incarnation.id, subject.id]).index(observer.incarnation.id)
     mark_ended(spool.paths, subject.id)
     observer.pass_time(BEAT_S)
-    assert observer.liveness.place("init+run+eval") == (0, 1)
+    assert observer.liveness.place() == (0, 1)
+
+
+def test_each_of_many_workers_watches_a_few_and_every_one_is_watched(spool: Spool) -> None:
+    observers = [Observer(spool) for _ in range(3 * WATCHED)]
+    watched: dict[str, int] = {}
+    for observer in observers:
+        with count_operations(spool.paths.root) as operations:
+            observer.clock.now_s += BEAT_S
+            observer.liveness.look()
+        beats = [path for event, path in operations if event == "open" and path.startswith("beats/")]
+        assert len(beats) == WATCHED
+        for path in beats:
+            watched[path] = watched.get(path, 0) + 1
+    assert len(watched) == len(observers)
+    assert set(watched.values()) == {WATCHED}
+
+
+def test_dead_neighbours_do_not_hide_those_behind_them(spool: Spool) -> None:
+    """A rack that died without a word fills the ring; in the end all of it is found silent."""
+    dead = [Incarnation.register(spool, leg="init+run+eval", rank=rank) for rank in range(2 * WATCHED + 3)]
+    observer = Observer(spool)
+    observer.pass_time(4 * (SILENCE_S + 3 * BEAT_S))
+    assert {observer.liveness.gone(worker.id) for worker in dead} == {EndReason.SILENCE}
+
+
+def test_command_that_died_is_found_by_workers_of_every_leg(spool: Spool) -> None:
+    command = Incarnation.register(spool, leg="init+run+eval", rank=0, role="cancel")
+    observer = Observer(spool)
+    observer.pass_time(SILENCE_S + 3 * BEAT_S)
+    assert observer.liveness.gone(command.id) is EndReason.SILENCE
+    assert observer.liveness.place() == (0, 1), "it takes no place among the workers"
