@@ -37,8 +37,7 @@ git -c init.defaultBranch=main init -q --template=
 mkdir -p "$GIT_DIR/info"
 echo '* -text -filter -ident -working-tree-encoding' > "$GIT_DIR/info/attributes"
 echo '/.hpcroll/' > "$GIT_DIR/info/exclude"
-git config gc.auto 0
-git config maintenance.auto false
+printf '[gc]\\n\\tauto = 0\\n[maintenance]\\n\\tauto = false\\n' >> "$GIT_DIR/config"
 """
 # -f: a source distribution may hold generated files that its own .gitignore names.
 _ADD_ALL = "git add -A -f -- . ':(exclude,top).hpcroll'"

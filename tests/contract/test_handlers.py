@@ -39,7 +39,7 @@ class TestCode(HandlerContract):
         return CodeHandler(evaluation())
 
     def tasks(self) -> Sequence[Task]:
-        return demo_tasks(["code"])[:3]
+        return demo_tasks(["code"])[:2]
 
     def secrets(self, task: Task) -> Sequence[str]:
         return [str(task.spec["tests"]), str(task.spec["solution"])]
@@ -50,7 +50,7 @@ class TestSwe(HandlerContract):
         return SweHandler(evaluation())
 
     def tasks(self) -> Sequence[Task]:
-        return demo_tasks(["swe"])[:2]
+        return demo_tasks(["swe"])[:1]
 
     def secrets(self, task: Task) -> Sequence[str]:
         spec = RepositorySpec.model_validate(task.spec)
