@@ -19,7 +19,7 @@ from hpcroll.config import SandboxConfig
 from hpcroll.contract import Task
 from hpcroll.sandboxes.bwrap import BwrapProvider
 from hpcroll.tasks import ReleasePair, from_sdist, load_release_task
-from tests.capabilities import TASK_DATA, need
+from tests.capabilities import IMAGES, TASK_DATA, need
 
 CACHE = Path(os.environ.get("HPCROLL_TEST_CACHE") or f"/var/tmp/hpcroll-test-cache-{os.getuid()}")
 WORKERS = 2
@@ -76,14 +76,25 @@ def release_tasks(names: Sequence[str] | None = None) -> list[Task]:
         return list(pool.map(_task, [rows[name] for name in (rows if names is None else names)]))
 
 
+def release_sandbox(scratch: Path) -> SandboxConfig:
+    """The sandbox in which pairs are tried: in the image that other tests run them in, where there is one.
+
+    Which tests pass depends on the interpreter's patch release, so that both must have the same.
+    """
+    image = IMAGES / "base"
+    return SandboxConfig(name="bwrap", image=str(image) if image.is_dir() else "host", scratch=scratch)
+
+
 def _task(row: dict[str, Any]) -> Task:
     pair = release_pair(row)
-    digest = hashlib.sha256(f"{_code_digest()}{json.dumps(row, sort_keys=True)}".encode()).hexdigest()
+    image = Path(release_sandbox(CACHE).image or "").resolve().name
+    key = f"{_code_digest()}{image}{json.dumps(row, sort_keys=True)}"
+    digest = hashlib.sha256(key.encode()).hexdigest()
     home = CACHE / "releases" / digest[:16]
     home.mkdir(parents=True, exist_ok=True)
     with FileLock(home / ".lock"):  # on this node only, between two test runs of one user
         if not (home / pair.name).is_dir():
-            provider = BwrapProvider(SandboxConfig(name="bwrap", scratch=CACHE))
+            provider = BwrapProvider(release_sandbox(CACHE))
             from_sdist(pair, home, provider=provider, runs=1)
     return load_release_task(home / pair.name)
 
