@@ -90,21 +90,21 @@ class ComparisonProcess:
     async def call(self, compare: Callable[..., Match], /, *arguments: Any, timeout_s: float) -> Match:
         """`compare(*arguments)`; raises `TimeoutError` past `timeout_s` seconds of computing.
 
-        Raises `EvaluatorError` where the process cannot start, or where it dies or fails twice: a first
-        death may be a node's doing.
+        A comparison that raises is no match. Raises `EvaluatorError` where the process cannot start, or
+        where it dies twice: a first death may be a node's doing.
         """
         pool = self._started()
         failure: BaseException | None = None
         for _ in range(2):
             # The imports take seconds on a busy node, and are not the answer's fault.
             await asyncio.wrap_future(pool.schedule(_import, args=[self._packages], timeout=_START_S))
-            future = pool.schedule(compare, args=list(arguments), timeout=timeout_s)
+            future = pool.schedule(_guarded, args=[compare, arguments], timeout=timeout_s)
             try:
                 match: Match = await asyncio.wrap_future(future)
                 return match
             except TimeoutError:
                 raise
-            except (OSError, RuntimeError) as error:  # pebble's ProcessExpired is an OSError or RuntimeError
+            except OSError as error:  # pebble's ProcessExpired is one
                 failure = error
         raise EvaluatorError(f"{compare.__name__} died twice: {failure}") from failure
 
@@ -128,6 +128,13 @@ def require(packages: Sequence[str]) -> None:
     missing = [name for name in (*packages, "pebble") if importlib.util.find_spec(name) is None]
     if missing:
         raise EvaluatorError(f"{', '.join(missing)} not installed: pip install 'hpcroll[verifiers]'")
+
+
+def _guarded(compare: Callable[..., Match], arguments: Sequence[Any]) -> Match:
+    try:
+        return compare(*arguments)
+    except Exception as error:  # noqa: BLE001 - hostile text makes a parser fail in any way there is
+        return False, f"the comparison failed: {type(error).__name__}: {error}"
 
 
 def _import(packages: Sequence[str]) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import operator
+import os
 from pathlib import Path
 
 import pytest
 
 from hpcroll.config import EvaluationConfig
 from hpcroll.contract import Task, Verdict
-from hpcroll.evaluators.answers import AnswerEvaluator
+from hpcroll.errors import EvaluatorError
+from hpcroll.evaluators.answers import AnswerEvaluator, ComparisonProcess
 from hpcroll.evaluators.math_answer import MathEvaluator
 from hpcroll.evaluators.quantity import QuantityEvaluator, QuantitySpec, same_quantity
 from hpcroll.testing.evaluator_suite import Case, EvaluatorContract
@@ -67,6 +70,25 @@ def test_answer_that_never_ends_is_wrong_and_the_next_one_is_compared(tmp_path: 
     assert endless.reward == 0.0
     assert "longer than 1 s" in endless.log_tail
     assert verdict(_MATH, {"answer": "3"}, "3", tmp_path).reward == 1.0
+
+
+def test_comparison_that_raises_or_takes_all_memory_is_no_match() -> None:
+    async def run() -> list[bool]:
+        process = ComparisonProcess(())
+        calls = [(operator.truediv, 1, 0), (bytes, 64 << 30)]
+        return [(await process.call(*call, timeout_s=60.0))[0] for call in calls]
+
+    assert asyncio.run(run()) == [False, False]
+
+
+def test_process_that_dies_twice_is_an_error_and_the_next_comparison_has_a_new_one() -> None:
+    async def run() -> object:
+        process = ComparisonProcess(())
+        with pytest.raises(EvaluatorError, match="died twice"):
+            await process.call(os._exit, 1, timeout_s=60.0)
+        return await process.call(operator.add, 1, 2, timeout_s=60.0)
+
+    assert asyncio.run(run()) == 3
 
 
 def test_answer_past_the_limit_is_wrong_without_being_read(tmp_path: Path) -> None:
