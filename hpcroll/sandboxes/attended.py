@@ -276,14 +276,16 @@ class AttendedSandbox:
         waiter = lane.expect()
         await lane.send(request, fds)
         try:
-            return await lane.reply(asyncio.shield(waiter), timeout_s)
+            return await lane.reply(waiter, timeout_s)
         except asyncio.CancelledError:
-            await asyncio.shield(self._give_up(lane, waiter))
+            if waiter.cancelled():  # else the reply came in the same moment: nothing is left to kill
+                await asyncio.shield(self._give_up(lane))
             raise
 
-    async def _give_up(self, lane: Channel, waiter: asyncio.Future[Reply]) -> None:
-        """Has the lane kill its command, and waits until that is done."""
+    async def _give_up(self, lane: Channel) -> None:
+        """Has the lane kill its command, and waits for the reply, which says that it is dead."""
         try:
+            waiter = lane.expect()
             await lane.send({"op": "kill"})
             await lane.reply(waiter, _GRACE_S)
         except SandboxError as error:

@@ -51,7 +51,7 @@ class Channel:
         """A future of the next frame that arrives."""
         if self.closed:
             raise self._gone()
-        assert self._waiter is None, "one request at a time"
+        assert self._waiter is None or self._waiter.cancelled(), "one request at a time"
         self._waiter = self._loop.create_future()
         return self._waiter
 

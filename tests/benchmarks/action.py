@@ -3,8 +3,9 @@
     make bench-action
 
 The bare command is spawned as the attendant spawns it (posix_spawn, two pipes, wait), in turns with the
-others, so that the machine's other work meets all of them alike. Shown last: medians over the bare command
-in a directory image, the median of one `apptainer exec` for each action, and the 99th percentile of an
+others, so that the machine's other work meets all of them alike. The last line compares medians over the
+quieter half of the rounds, chosen by the bare command alone: a directory image (apptainer), the node's own
+system (bwrap). Then come the median of one `apptainer exec` for each action, and the 99th percentile of an
 action where 32 sandboxes run one after the other each, all at once.
 """
 
@@ -30,6 +31,9 @@ from hpcroll.sandboxes.bwrap import BwrapProvider
 IMAGES = Path(os.environ.get("HPCROLL_TEST_IMAGES", "/var/lib/hpcroll-test/images"))
 COMMAND = "/bin/true"
 SHELLS = 32
+PERCENTILES = (10, 50, 90, 99)
+BLOCK = 20
+"""Rounds that are quiet or not together."""
 
 
 def bare_s() -> float:
@@ -76,10 +80,12 @@ async def start(stack: AsyncExitStack, provider: SandboxProvider, name: str) -> 
 async def in_turns(sandboxes: dict[str, Sandbox], actions: int) -> dict[str, list[float]]:
     """Latencies by name, `bare` included; each round runs every one of them once."""
     taken_s: dict[str, list[float]] = {"bare": [], **{name: [] for name in sandboxes}}
+    order = list(sandboxes.items())
     for _ in range(actions):
         taken_s["bare"].append(bare_s())
-        for name, sandbox in sandboxes.items():
+        for name, sandbox in order:
             taken_s[name].append(await action_s(sandbox))
+        order.append(order.pop(0))  # none always runs behind the same neighbour
     return taken_s
 
 
@@ -95,9 +101,22 @@ async def all_at_once(provider: SandboxProvider, actions: int) -> list[float]:
         return list(chain.from_iterable(await asyncio.gather(*map(one, sandboxes))))
 
 
+def over_bare_ms(name: str, *runs: dict[str, list[float]]) -> float:
+    """How much longer the median action takes than the median bare command, in the quieter half of blocks."""
+    blocks = [
+        (taken_s["bare"][start : start + BLOCK], taken_s[name][start : start + BLOCK])
+        for taken_s in runs
+        for start in range(0, len(taken_s["bare"]), BLOCK)
+    ]
+    blocks.sort(key=lambda block: statistics.median(block[0]))
+    quiet = blocks[: (len(blocks) + 1) // 2]
+    bare_s, action_s = (statistics.median(chain.from_iterable(part)) for part in zip(*quiet, strict=True))
+    return (action_s - bare_s) * 1e3
+
+
 def row(name: str, taken_s: list[float]) -> str:
     cuts = statistics.quantiles(taken_s, n=100)
-    return f"{name:38}{len(taken_s):8}{cuts[49] * 1e3:12.3f}{cuts[89] * 1e3:12.3f}{cuts[98] * 1e3:12.3f}"
+    return f"{name:38}{len(taken_s):8}" + "".join(f"{cuts[at - 1] * 1e3:12.3f}" for at in PERCENTILES)
 
 
 async def measure(scratch: Path, actions: int, say: Callable[[str], None]) -> str:
@@ -111,7 +130,7 @@ async def measure(scratch: Path, actions: int, say: Callable[[str], None]) -> st
         "bwrap, directory": BwrapProvider(base.model_copy(update={"name": "bwrap", "image": directory})),
         "bwrap, host": BwrapProvider(base.model_copy(update={"name": "bwrap"})),
     }
-    say(f"{'milliseconds':38}{'actions':>8}{'median':>12}{'p90':>12}{'p99':>12}")
+    say(f"{'milliseconds':38}{'actions':>8}" + "".join(f"{f'p{at}':>12}" for at in PERCENTILES))
     async with AsyncExitStack() as stack:
         sandboxes = {name: await start(stack, provider, name) for name, provider in providers.items()}
         await in_turns(sandboxes, 20)  # the first ones read programs from disk
@@ -127,14 +146,9 @@ async def measure(scratch: Path, actions: int, say: Callable[[str], None]) -> st
     say(row("apptainer exec for each action", each_s))
     crowd_s = await all_at_once(providers["apptainer, directory"], max(10, actions // 5))
     say(row(f"apptainer, {SHELLS} sandboxes at once", crowd_s))
-    bare = statistics.median(taken_s["bare"] + after_s["bare"])
-
-    def over_bare_ms(name: str) -> float:
-        return (statistics.median(taken_s[name] + after_s[name]) - bare) * 1e3
-
     return (
-        f"apptainer_action_over_bare_ms={over_bare_ms('apptainer, directory'):.3f} "
-        f"bwrap_action_over_bare_ms={over_bare_ms('bwrap, host'):.3f} "
+        f"apptainer_action_over_bare_ms={over_bare_ms('apptainer, directory', taken_s, after_s):.3f} "
+        f"bwrap_action_over_bare_ms={over_bare_ms('bwrap, host', taken_s, after_s):.3f} "
         f"exec_per_action_ms={statistics.median(each_s) * 1e3:.1f} "
         f"p99_32_ms={statistics.quantiles(crowd_s, n=100)[98] * 1e3:.1f}"
     )

@@ -21,9 +21,6 @@ NOT_EXECUTABLE, NOT_FOUND = 126, 127
 
 # Slurm signals every process of a step before its end; payloads live on until they are stopped.
 _IGNORED = frozenset({signal.SIGUSR1, signal.SIGUSR2})
-# Python ignores SIGPIPE, the attendant more, and who started the worker perhaps others; ignoring is
-# inherited, and programs expect the defaults.
-_DEFAULT = signal.valid_signals() - _IGNORED - {signal.SIGKILL, signal.SIGSTOP}
 
 _MEMORY_NOTE = b"hpcroll: the sandbox used more memory than its limit; its largest process was killed\n"
 
@@ -62,6 +59,10 @@ class Lane:
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
+        # Python ignores SIGPIPE, the attendant more, and who started the worker perhaps others; ignoring
+        # is inherited, and programs expect the defaults.
+        ignored = [n for n in signal.valid_signals() if signal.getsignal(n) is signal.SIG_IGN]
+        self._default = [int(number) for number in ignored if number not in _IGNORED]
 
     def serve(self) -> None:
         """Answers requests until the worker closes the socket."""
@@ -151,7 +152,7 @@ class Lane:
             file_actions=[(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in streams],
             setsid=True,
             setsigmask=(),
-            setsigdef=_DEFAULT,
+            setsigdef=self._default,
         )
 
     def _watch(
