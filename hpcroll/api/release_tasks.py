@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from hpcroll.api.submitting import read_config
+from hpcroll.api.configuring import read_config
 from hpcroll.api.validation import check_config
 from hpcroll.config.load import describe
 from hpcroll.errors import ConfigError

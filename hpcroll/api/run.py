@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from hpcroll.api.cancellation import commit_cancelled
+from hpcroll.api.configuring import read_config
 from hpcroll.api.results import Result, iterate_results
 from hpcroll.api.retry import submit_retries
 from hpcroll.api.serving import serve
-from hpcroll.api.submitting import content_key, read_and_check, read_config
 from hpcroll.api.validation import check_config, check_images, warn_of_missing_capabilities
 from hpcroll.config import RunConfig
 from hpcroll.contract import RolloutRef, Task, Trajectory
@@ -113,6 +112,9 @@ class Run:
         content), `PluginError` for an unknown handler, `ImageError` for a missing image, `SpoolError`
         where the run is closed or cannot be written.
         """
+        # Imported where it is used: who opens a run to read or watch it needs no handlers and no gateway.
+        from hpcroll.api.submitting import content_key, read_and_check
+
         provider = check_config(self.config)
         resolved = read_and_check(tasks, self.config)
         check_images(provider, resolved)
@@ -200,6 +202,8 @@ class Run:
         Rollouts that nobody runs are committed as `cancelled` before it returns, and counted; those in
         progress are committed by their workers within seconds. A committed result stays as it is.
         """
+        from hpcroll.api.cancellation import commit_cancelled
+
         wishes = self._spool.wishes
         if rollout is not None:
             ref = self._parse(rollout)

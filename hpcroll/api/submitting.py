@@ -1,37 +1,16 @@
-"""From what a user gives to resolved configs and tasks; nothing is written."""
+"""From what a user gives to the tasks that are submitted; nothing is written."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from pydantic import ValidationError
-
-from hpcroll.api.validation import anchor_image, anchor_paths, check_config, check_images
-from hpcroll.config import RunConfig, load_config
-from hpcroll.config.load import describe
+from hpcroll.api.configuring import anchor_image, read_config
+from hpcroll.api.validation import check_config, check_images
+from hpcroll.config import RunConfig
 from hpcroll.contract import Task, sha256_hex
-from hpcroll.errors import ConfigError
 from hpcroll.tasks import read_tasks, resolve_tasks
-
-
-def read_config(
-    config: Path | str | RunConfig | dict[str, Any] | None, overrides: Iterable[str] = ()
-) -> RunConfig:
-    """The config, its relative paths anchored at the YAML file or the working directory."""
-    if isinstance(config, Path | str):
-        path = Path(config)
-        return anchor_paths(load_config(path, overrides), path.absolute().parent)
-    if tuple(overrides):
-        raise ConfigError("overrides apply to a config file only")
-    if isinstance(config, RunConfig):
-        return anchor_paths(config, Path.cwd())
-    try:
-        return anchor_paths(RunConfig.model_validate(config or {}), Path.cwd())
-    except ValidationError as error:
-        raise ConfigError(f"config: {describe(error)}") from error
 
 
 def read_and_check(tasks: Path | str | Sequence[Task], config: RunConfig) -> list[Task]:

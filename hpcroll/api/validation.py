@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -66,25 +65,3 @@ def _plugin(family: Family, name: str, options: dict[str, Any]) -> Any:
     except ValidationError as error:
         raise ConfigError(f"options of {family.name.lower()} {name!r}: {describe(error)}") from error
     return found
-
-
-def anchor_paths(config: RunConfig, base: Path) -> RunConfig:
-    """The config with relative image and bind paths made absolute, as seen from directory `base`.
-
-    Workers start in other directories, on other nodes.
-    """
-    sandbox = config.sandbox
-    binds = tuple(_anchor_bind(bind, base) for bind in sandbox.binds)
-    changed = sandbox.model_copy(update={"image": anchor_image(sandbox.image, base), "binds": binds})
-    return config.model_copy(update={"sandbox": changed})
-
-
-def anchor_image(image: str | None, base: Path) -> str | None:
-    """`image` as an absolute path where it is a relative one; names such as `host` stay."""
-    is_path = image is not None and ("/" in image or image.endswith(".sif")) and "://" not in image
-    return str((base / image).absolute()) if image is not None and is_path else image
-
-
-def _anchor_bind(bind: str, base: Path) -> str:
-    source, colon, target = bind.partition(":")
-    return f"{(base / source).absolute()}{colon}{target}"

@@ -13,7 +13,6 @@ from hpcroll.errors import HpcrollError, LaunchError
 from hpcroll.fs import filesystem_type, is_node_local, probe_filesystem
 from hpcroll.launch.scheduler import SlurmFacts, slurm_facts
 from hpcroll.plugins import Family, known, load
-from hpcroll.report.endpoint_check import check_endpoint
 from hpcroll.report.finding import Finding, Level
 from hpcroll.sandboxes.base import Capabilities
 from hpcroll.spool import Spool
@@ -34,6 +33,9 @@ def examine(
     """
     settings = _config(run_dir, config)
     if endpoint is not None:
+        # Imported where it is used: it brings the gateway, which `status` can do without.
+        from hpcroll.report.endpoint_check import check_endpoint
+
         return list(check_endpoint(endpoint, model or settings.model.served_name or settings.model.name))
     return [
         Finding("python", Level.OK, f"{platform.python_version()}, hpcroll {version('hpcroll')}"),
