@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,18 @@ def submit(spool: Spool, tasks: int = 4, *, samples: int = 2, key: str = "epoch0
 
 def unknown_job(info: object) -> None:
     """Nobody can say whether that worker's job ended."""
+
+
+PATIENCE_S = 60.0
+"""How long anything is waited for; a test that needs this long has failed."""
+
+
+def wait_until(condition: Callable[[], bool], what: str, *, poll_s: float = 0.02) -> None:
+    """Waits until `condition` holds; fails with `what` after `PATIENCE_S`."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"gave up waiting until {what}"
+        time.sleep(poll_s)
 
 
 @dataclass

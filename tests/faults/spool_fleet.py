@@ -6,27 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from hpcroll.fs import RunPaths
 from hpcroll.spool import Spool, mark_ended
-
-PATIENCE_S = 60.0
-"""How long anything is waited for; a test that needs this long has failed."""
+from tests.spools import PATIENCE_S, wait_until
 
 CHECKOUT = Path(__file__).parents[2]
-
-
-def wait_until(condition: Callable[[], bool], what: str, *, poll_s: float = 0.02) -> None:
-    """Waits until `condition` holds; fails with `what` after `PATIENCE_S`."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"gave up waiting until {what}"
-        time.sleep(poll_s)
 
 
 class Member:

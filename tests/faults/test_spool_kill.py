@@ -11,8 +11,16 @@ import pytest
 
 from hpcroll.contract import EndReason
 from hpcroll.spool import read_end
-from tests.faults.spool_fleet import Fleet, wait_until
-from tests.spools import ONE_LEG, TWO_LEGS, check_exactly_one_result, make_spool, read_records, submit
+from tests.faults.spool_fleet import Fleet
+from tests.spools import (
+    ONE_LEG,
+    TWO_LEGS,
+    check_exactly_one_result,
+    make_spool,
+    read_records,
+    submit,
+    wait_until,
+)
 
 
 def test_racing_workers_claim_each_rollout_once(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from hpcroll.errors import UnsafeFilesystemError
 from hpcroll.fs import filesystem_type, probe_filesystem, read_token
 from hpcroll.fs.locks import node_lock
 from hpcroll.spool import Incarnation, Spool
-from tests.faults.spool_fleet import PATIENCE_S, Fleet, wait_until
-from tests.spools import check_exactly_one_result, make_config, submit
+from tests.faults.spool_fleet import Fleet
+from tests.spools import PATIENCE_S, check_exactly_one_result, make_config, submit, wait_until
 
 pytestmark = pytest.mark.sharedfs
 

@@ -1,0 +1,136 @@
+"""A full disk and answers that never came cost time, and are made good."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpcroll.contract import EndReason, Failure, RolloutRef
+from hpcroll.errors import SpoolError
+from hpcroll.fs import claim_name
+from hpcroll.spool import Claim, Spool, read_end
+from tests.spools import Worker, check_exactly_one_result, make_spool, start_worker, submit, wait_until
+
+
+def failing(code: int) -> Callable[..., bool]:
+    def fail(*args: object, **keywords: object) -> bool:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    return make_spool(tmp_path, beat_s=0.02)
+
+
+@pytest.fixture
+def ref(spool: Spool) -> RolloutRef:
+    return submit(spool, tasks=1, samples=1).refs[0]
+
+
+def claim_in_the_end(worker: Worker) -> Claim:
+    found: list[Claim] = []
+
+    def try_again() -> bool:
+        claim = worker.claims.next()
+        found.extend([claim] if claim is not None else [])
+        return bool(found)
+
+    wait_until(try_again, "the rollout is claimed")
+    return found[0]
+
+
+def test_claim_on_a_full_disk_says_so_and_succeeds_later(
+    spool: Spool, ref: RolloutRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = start_worker(spool)
+    with monkeypatch.context() as patch:
+        patch.setattr("hpcroll.spool.incarnation.claim_name", failing(errno.ENOSPC))
+        with pytest.raises(SpoolError, match=f"rollout {ref} cannot be claimed: No space left") as caught:
+            worker.claims.next()
+    assert str(spool.paths.root) in str(caught.value)
+    assert claim_in_the_end(worker).attempt == 1
+
+
+def test_claim_without_an_answer_is_asked_again(
+    spool: Spool, ref: RolloutRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = start_worker(spool)
+    with monkeypatch.context() as patch:
+        patch.setattr("hpcroll.spool.incarnation.claim_name", failing(errno.EIO))
+        assert worker.claims.next() is None
+    claim = claim_in_the_end(worker)
+    assert (claim.rollout.ref, claim.attempt) == (ref, 1)
+
+
+def test_claim_that_took_effect_after_its_error_is_found(
+    spool: Spool, ref: RolloutRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a soft mount does: the caller is told EIO, and the server makes the name later."""
+    worker = start_worker(spool)
+    with monkeypatch.context() as patch:
+        patch.setattr("hpcroll.spool.incarnation.claim_name", failing(errno.EIO))
+        assert worker.claims.next() is None
+    assert claim_name(worker.incarnation.token_file, spool.paths.claim_link("init+run+eval", ref, 1))
+    claim = claim_in_the_end(worker)
+    assert claim.attempt == 1
+    assert worker.commit(claim)
+    assert check_exactly_one_result(spool) == {worker.id: 1}
+
+
+def test_claim_without_an_answer_that_another_got_is_left_to_it(
+    spool: Spool, ref: RolloutRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, other = start_worker(spool), start_worker(spool)
+    with monkeypatch.context() as patch:
+        patch.setattr("hpcroll.spool.incarnation.claim_name", failing(errno.EIO))
+        assert worker.claims.next() is None
+    assert other.commit(other.claim())
+    wait_until(lambda: worker.claims.next() is None and worker.claims.finished(), "it sees that it is done")
+
+
+@pytest.mark.parametrize("how", ["release", "fail"])
+def test_end_that_cannot_be_written_is_written_later(
+    spool: Spool, ref: RolloutRef, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    worker = start_worker(spool)
+    claim = worker.claim()
+    with monkeypatch.context() as patch:
+        patch.setattr("hpcroll.spool.claim.write_end", failing(errno.ENOSPC))
+        ended = claim.release() if how == "release" else claim.fail(_failure())
+        assert not ended
+        assert worker.claims.next() is None, "the attempt is still ours"
+    end_file = spool.paths.end_file(claim.leg, ref, 1)
+
+    def is_ended() -> bool:
+        worker.claims.next()
+        return read_end(end_file) is not None
+
+    wait_until(is_ended, "the end is written")
+    end = read_end(end_file)
+    assert end is not None
+    assert end.failure.reason is (EndReason.RELEASED if how == "release" else EndReason.INFRA)
+
+
+def test_commit_on_a_full_disk_says_so_and_may_be_repeated(
+    spool: Spool, ref: RolloutRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = start_worker(spool)
+    claim = worker.claim()
+    worker.write_result(claim)
+    with monkeypatch.context() as patch:
+        patch.setattr("hpcroll.spool.incarnation.claim_name", failing(errno.ENOSPC))
+        with pytest.raises(SpoolError, match=f"rollout {ref} attempt 1: its result is written but"):
+            claim.link_done()
+    assert not spool.is_done(ref)
+    assert claim.commit()
+    assert check_exactly_one_result(spool) == {worker.id: 1}
+
+
+def _failure() -> Failure:
+    return Failure(attempt=1, reason=EndReason.INFRA, message="no node")
