@@ -19,7 +19,8 @@ from pydantic import Field
 from hpcroll.config import SandboxConfig, Strict
 from hpcroll.errors import IsolationUnavailableError, SandboxError
 from hpcroll.sandboxes import images, places
-from hpcroll.sandboxes.attended import HOLDER, Attendance, AttendedSandbox
+from hpcroll.sandboxes.attendance import HOLDER, Attendance
+from hpcroll.sandboxes.attended import AttendedSandbox
 from hpcroll.sandboxes.base import Capabilities, SandboxSpec
 from hpcroll.sandboxes.starts import Starts
 

@@ -12,7 +12,8 @@ from typing import ClassVar
 from hpcroll.config import SandboxConfig, Strict
 from hpcroll.errors import ImageError, IsolationUnavailableError, SandboxError
 from hpcroll.sandboxes import images, places
-from hpcroll.sandboxes.attended import HOLDER, Attendance, AttendedSandbox
+from hpcroll.sandboxes.attendance import HOLDER, Attendance
+from hpcroll.sandboxes.attended import AttendedSandbox
 from hpcroll.sandboxes.base import Capabilities, SandboxSpec
 from hpcroll.sandboxes.starts import Starts
 

@@ -9,7 +9,8 @@ from typing import ClassVar
 from hpcroll.config import SandboxConfig, Strict
 from hpcroll.errors import ConfigError, ImageError, IsolationUnavailableError
 from hpcroll.sandboxes import places
-from hpcroll.sandboxes.attended import Attendance, AttendedSandbox
+from hpcroll.sandboxes.attendance import Attendance
+from hpcroll.sandboxes.attended import AttendedSandbox
 from hpcroll.sandboxes.base import Capabilities, SandboxSpec
 from hpcroll.sandboxes.starts import Starts
 

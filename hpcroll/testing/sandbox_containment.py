@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hpcroll.sandboxes.base import Sandbox
-from hpcroll.testing.sandbox_suite import PATIENCE_S, SandboxBench, living, python, sh
+from hpcroll.testing.sandbox_bench import PATIENCE_S, SandboxBench, living, python, sh
 
 GIGABYTE = 1 << 30
 

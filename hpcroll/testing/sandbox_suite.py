@@ -13,92 +13,17 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import tarfile
-import textwrap
-import time
-from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-import zstandard
 
-from hpcroll.config import SandboxConfig
 from hpcroll.errors import SandboxError
-from hpcroll.sandboxes.base import ExecResult, Sandbox, SandboxProvider, SandboxSpec
-
-PATIENCE_S = 60.0
-"""Longest that any condition is waited for; far above what it takes on a busy machine."""
-
-Body = Callable[[Sandbox], Awaitable[Any]]
+from hpcroll.sandboxes.base import Sandbox, SandboxSpec
+from hpcroll.testing.sandbox_bench import PATIENCE_S, living, python, sh, until
+from hpcroll.testing.sandbox_files import FilePromises
 
 
-def sh(script: str) -> list[str]:
-    return ["sh", "-c", textwrap.dedent(script)]
-
-
-def python(script: str) -> list[str]:
-    return ["python3", "-c", textwrap.dedent(script)]
-
-
-def living(marker: str) -> list[int]:
-    """Pids of this node's processes whose command line holds `marker`, zombies left out."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                line, status = (entry / "cmdline").read_bytes(), (entry / "stat").read_text()
-            except OSError:
-                continue
-            if marker.encode() in line and status.rpartition(")")[2].split()[0] != "Z":
-                found.append(int(entry.name))
-    return found
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    """Waits for `condition`; fails with `what` after `PATIENCE_S`."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"never happened: {what}"
-        await asyncio.sleep(0.01)
-
-
-class SandboxBench:
-    """How a suite makes its provider and its sandboxes."""
-
-    binds_image: str | None = None
-
-    def make(self, config: SandboxConfig) -> SandboxProvider:
-        """The provider under test, with `config` changed where it needs an image or options."""
-        raise NotImplementedError
-
-    def provider(self, tmp_path: Path, **config: Any) -> SandboxProvider:
-        scratch = tmp_path / "scratch"
-        scratch.mkdir(exist_ok=True)
-        return self.make(SandboxConfig(scratch=scratch, **config))
-
-    def run(self, tmp_path: Path, body: Body, **config: Any) -> Any:
-        """The result of `body` in a fresh sandbox."""
-        return asyncio.run(self.within(self.provider(tmp_path, **config), body))
-
-    async def within(self, provider: SandboxProvider, body: Body) -> Any:
-        sandbox = await provider.start(SandboxSpec(name=f"test-{secrets.token_hex(3)}", image=None))
-        try:
-            return await body(sandbox)
-        finally:
-            await sandbox.stop()
-
-    def exec(self, tmp_path: Path, argv: Sequence[str], *, config: Any = None, **options: Any) -> ExecResult:
-        """The result of one command in a fresh sandbox."""
-
-        async def body(sandbox: Sandbox) -> ExecResult:
-            return await sandbox.exec(argv, **{"timeout_s": PATIENCE_S} | options)
-
-        result: ExecResult = self.run(tmp_path, body, **(config or {}))
-        return result
-
-
-class SandboxSuite(SandboxBench):
+class SandboxSuite(FilePromises):
     """Promises of every provider, isolating or not."""
 
     def test_streams_are_separate_and_the_exit_status_is_the_commands(self, tmp_path: Path) -> None:
@@ -275,88 +200,6 @@ class SandboxSuite(SandboxBench):
 
         self.run(tmp_path, body)
 
-    def test_files_go_in_and_out_with_their_mode(self, tmp_path: Path) -> None:
-        data = os.urandom(1 << 20)
-
-        async def body(sandbox: Sandbox) -> None:
-            await sandbox.put(data, "some/new/place/file", mode=0o755)
-            assert await sandbox.get("some/new/place/file") == data
-            assert await sandbox.get(f"{sandbox.workdir}/some/new/place/file") == data
-            mode = await sandbox.exec(["stat", "-c", "%a", "some/new/place/file"], timeout_s=PATIENCE_S)
-            assert mode.stdout == b"755\n"
-
-        self.run(tmp_path, body)
-
-    def test_put_replaces_a_planted_link_instead_of_following_it(self, tmp_path: Path) -> None:
-        async def body(sandbox: Sandbox) -> None:
-            await sandbox.exec(sh("echo old > target; ln -s target link"), timeout_s=PATIENCE_S)
-            await sandbox.put(b"new", "link")
-            assert await sandbox.get("target") == b"old\n"
-            assert await sandbox.get("link") == b"new"
-
-        self.run(tmp_path, body)
-
-    def test_get_of_what_is_no_file_says_so_and_never_waits(self, tmp_path: Path) -> None:
-        async def body(sandbox: Sandbox) -> None:
-            await sandbox.exec(
-                sh("mkfifo pipe; mkdir dir; ln -s /dev/zero zero; echo x > f"), timeout_s=PATIENCE_S
-            )
-            with pytest.raises(FileNotFoundError):
-                await sandbox.get("missing")
-            with pytest.raises(FileNotFoundError):
-                await sandbox.get("f/below")
-            for name in ("pipe", "dir", "zero"):
-                with pytest.raises(SandboxError, match=name):
-                    await sandbox.get(name)
-
-        self.run(tmp_path, body)
-
-    def test_get_refuses_more_than_its_limit(self, tmp_path: Path) -> None:
-        async def body(sandbox: Sandbox) -> None:
-            await sandbox.put(b"x" * 1001, "file")
-            assert len(await sandbox.get("file", limit_bytes=1001)) == 1001
-            with pytest.raises(SandboxError, match="1000 bytes"):
-                await sandbox.get("file", limit_bytes=1000)
-
-        self.run(tmp_path, body)
-
-    @pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tar.zst"])
-    def test_archives_unpack_with_links_and_modes(self, tmp_path: Path, suffix: str) -> None:
-        archive = _archive(tmp_path, suffix)
-
-        async def body(sandbox: Sandbox) -> None:
-            await sandbox.put_tree(archive, "tree")
-            result = await sandbox.exec(["./tree/sub/tool"], timeout_s=PATIENCE_S)
-            assert result.stdout == b"ran\n", result.stderr
-            assert await sandbox.get("tree/link") == await sandbox.get("tree/sub/tool")
-            await sandbox.exec(["rm", "-r", "tree"], timeout_s=PATIENCE_S)
-
-        self.run(tmp_path, body)
-
-    def test_an_archive_that_leads_out_of_its_directory_is_refused(self, tmp_path: Path) -> None:
-        archive = tmp_path / "evil.tar"
-        with tarfile.open(archive, "w") as file:
-            member = tarfile.TarInfo("../outside")
-            file.addfile(member)
-
-        async def body(sandbox: Sandbox) -> None:
-            with pytest.raises(SandboxError, match="outside"):
-                await sandbox.put_tree(archive, "tree")
-            with pytest.raises(FileNotFoundError):
-                await sandbox.get("outside")
-
-        self.run(tmp_path, body)
-
-    def test_a_broken_archive_is_an_error_that_names_it(self, tmp_path: Path) -> None:
-        archive = tmp_path / "broken.tar.zst"
-        archive.write_bytes(_archive(tmp_path, "tar.zst").read_bytes()[:-20])
-
-        async def body(sandbox: Sandbox) -> None:
-            with pytest.raises(SandboxError, match=r"broken\.tar\.zst"):
-                await sandbox.put_tree(archive, "tree")
-
-        self.run(tmp_path, body)
-
     def test_a_file_beyond_the_size_limit_is_cut_off(self, tmp_path: Path) -> None:
         script = "with open('big', 'wb') as f:\n while True: f.write(bytes(1 << 20))"
         result = self.exec(tmp_path, python(script), config={"file_mb": 4})
@@ -413,19 +256,3 @@ class SandboxSuite(SandboxBench):
 
         asyncio.run(body())
         assert [path.name for path in (tmp_path / "scratch").rglob("test-*")] == []
-
-
-def _archive(tmp_path: Path, suffix: str) -> Path:
-    tree = tmp_path / f"tree-{secrets.token_hex(3)}"
-    (tree / "sub").mkdir(parents=True)
-    (tree / "sub" / "tool").write_text("#!/bin/sh\necho ran\n")
-    (tree / "sub" / "tool").chmod(0o755)
-    (tree / "link").symlink_to("sub/tool")
-    (tree / "sub").chmod(0o555)
-    path = tmp_path / f"tree.{suffix}"
-    with tarfile.open(path, "w:gz" if suffix == "tar.gz" else "w") as file:
-        file.add(tree, arcname=".")
-    (tree / "sub").chmod(0o755)
-    if suffix == "tar.zst":
-        path.write_bytes(zstandard.compress(path.read_bytes()))
-    return path

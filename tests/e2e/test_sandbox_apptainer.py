@@ -13,7 +13,7 @@ from hpcroll.config import SandboxConfig
 from hpcroll.errors import ImageError, IsolationUnavailableError, SandboxError
 from hpcroll.sandboxes.apptainer import ApptainerProvider
 from hpcroll.sandboxes.base import Sandbox, SandboxSpec
-from hpcroll.testing.sandbox_suite import PATIENCE_S, sh
+from hpcroll.testing.sandbox_bench import PATIENCE_S, sh
 from tests.capabilities import IMAGES
 
 pytestmark = pytest.mark.apptainer

@@ -21,7 +21,7 @@ from hpcroll.sandboxes.attendant.processes import descendants
 from hpcroll.sandboxes.base import Sandbox, SandboxProvider, SandboxSpec
 from hpcroll.sandboxes.bwrap import BwrapProvider
 from hpcroll.sandboxes.scratch import Scratch, sweep
-from hpcroll.testing.sandbox_suite import PATIENCE_S, living, until
+from hpcroll.testing.sandbox_bench import PATIENCE_S, living, until
 from tests.capabilities import IMAGES, need
 
 Make = Callable[..., SandboxProvider]
