@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.release_pairs import FAST_PAIRS, release_tasks
 
 from hpcroll.api import Run
 from hpcroll.contract import Status, Task
@@ -19,6 +18,7 @@ from hpcroll.spool import read_events, read_worker
 from hpcroll.tasks import RowFormat, from_jsonl
 from hpcroll.testing.oracle import oracle_script, wrong_script
 from tests.capabilities import IMAGES, TASK_DATA, need
+from tests.release_pairs import FAST_PAIRS, release_tasks
 
 pytestmark = [pytest.mark.slurm, pytest.mark.apptainer, pytest.mark.timeout(1500)]
 
