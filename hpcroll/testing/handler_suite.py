@@ -195,7 +195,7 @@ def evaluation() -> EvaluationConfig:
 
 async def _begun(sandbox: Sandbox) -> None:
     async with asyncio.timeout(60):
-        while (await sandbox.exec(("test", "-e", "begun"), timeout_s=60)).exit_code != 0:
+        while (await sandbox.exec(("test", "-e", "begun"), timeout_s=60)).exit_code != 0:  # noqa: ASYNC110 - in another process
             await asyncio.sleep(0.01)
 
 
