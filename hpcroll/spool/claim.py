@@ -64,6 +64,13 @@ class Claim:
         return self.incarnation.paths
 
     @property
+    def cause(self) -> Failure | None:
+        """The latest failure of the class that poisoned the rollout; None where nothing did."""
+        silent = EndReason.SILENCE if self.poisoned is FailureClass.KILL else None
+        reasons = {silent, None if self.poisoned is None else EndReason(self.poisoned.value)}
+        return next((failure for failure in reversed(self.failures) if failure.reason in reasons), None)
+
+    @property
     def bundle(self) -> Path:
         """Where this attempt publishes what the next leg needs, before `link_done`."""
         return self.paths.bundle_file(self.leg, self.rollout.ref, self.attempt)

@@ -80,7 +80,8 @@ class Claims:
         In submission order within a window of a few groups; takes over what dead workers left. A
         cancelled or poisoned rollout is handed out, too, for its record to be committed. Costs one link
         where names are not contested; called in a loop with nothing to do it rarely touches the file
-        system. Raises `SpoolError` where the file system has no space for a name.
+        system. Raises `SpoolError` where the file system has no space for a name, and `OSError` where it
+        does not answer: call again later, nothing is lost.
         """
         with self._lock:
             if self._spool.wishes.closed or self._spool.wishes.draining(self._incarnation.id):
@@ -204,7 +205,14 @@ class Claims:
             candidate.fanout.put_off(candidate.ordinal)
             return None
         candidate.fanout.saw_attempt(candidate.ordinal, attempt)
-        return self._claimed(candidate, attempt, previous_attempt) if mine else None
+        if not mine:
+            return None
+        try:
+            return self._claimed(candidate, attempt, previous_attempt)
+        except Exception:
+            # The name is ours all the same: the next sweep must find it, or nobody ever runs the rollout.
+            self._unsettled.append((candidate, attempt, previous_attempt))
+            raise
 
     def _claimed(self, candidate: Candidate, attempt: int, previous_attempt: int | None) -> Claim | None:
         ref, segment = candidate.ref, candidate.segment
@@ -258,10 +266,13 @@ class Claims:
             return None
         self._swept_at_s = self._clock()
         self._owed = [claim for claim in self._owed if not claim.pay()]
-        unsettled, self._unsettled = self._unsettled, []
-        while unsettled:
-            claim = self._link(*unsettled.pop())
-            if claim is not None:
-                self._unsettled += unsettled
-                return claim
-        return None
+        pending, self._unsettled = self._unsettled, []
+        try:
+            while pending:
+                claim = self._link(*pending[-1])
+                pending.pop()
+                if claim is not None:
+                    return claim
+            return None
+        finally:
+            self._unsettled += pending

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import time
@@ -15,6 +16,8 @@ from hpcroll.contract import canonical_json
 from hpcroll.fs import RunPaths, list_names, read_fresh, write_all
 from hpcroll.spool.incarnation import Incarnation
 
+log = logging.getLogger(__name__)
+
 _OWN_FIELDS = frozenset({"event", "monotonic_s", "unix_s"})
 
 
@@ -25,17 +28,29 @@ class EventLog:
         path = incarnation.paths.events_file(incarnation.id)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._lock = threading.Lock()
+        self._dropped = 0
 
     def write(self, event: str, **fields: Any) -> None:
-        """Writes `event` with `fields` (JSON values) and both clocks' time; not fsynced."""
+        """Writes `event` with `fields` (JSON values) and both clocks' time; not fsynced.
+
+        Events explain a run and decide nothing: where one cannot be written (a full disk) the work goes on,
+        and the next that can be is preceded by an event `dropped` that says how many are missing.
+        """
         clash = _OWN_FIELDS & fields.keys()
         if clash:
             raise ValueError(f"event {event!r}: {', '.join(sorted(clash))} cannot be fields")
-        line = canonical_json(
-            {"event": event, "monotonic_s": time.monotonic(), "unix_s": time.time(), **fields}
-        )
+        line = _line(event, fields)
         with self._lock:
-            write_all(self._descriptor, line.encode("ascii") + b"\n")
+            if self._dropped:
+                # A new line first: the write that failed may have left half of one.
+                line = b"\n" + _line("dropped", {"events": self._dropped}) + line
+            try:
+                write_all(self._descriptor, line)
+            except OSError as error:
+                self._dropped += 1
+                log.warning("event=%s not written, %d missing: %s", event, self._dropped, error)
+            else:
+                self._dropped = 0
 
     def close(self) -> None:
         """Nothing may be written any more."""
@@ -51,6 +66,11 @@ class EventLog:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _line(event: str, fields: dict[str, Any]) -> bytes:
+    times = {"monotonic_s": time.monotonic(), "unix_s": time.time()}
+    return canonical_json({"event": event, **times, **fields}).encode("ascii") + b"\n"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from hpcroll.contract import Record
 from hpcroll.errors import CorruptRecordError, SpoolError
-from hpcroll.fs import RunPaths, claim_name, publish, read_fresh
+from hpcroll.fs import RunPaths, claim_name, probe_filesystem, publish, read_fresh
 from hpcroll.spool.pulse import Pulse
 
 if TYPE_CHECKING:
@@ -87,7 +87,13 @@ class Incarnation:
 
     @classmethod
     def register(cls, spool: Spool, *, leg: str, rank: int, role: str = "worker") -> Self:
-        """A new incarnation of the calling process; its file is complete and durable on return."""
+        """A new incarnation of the calling process; its file is complete and durable on return.
+
+        Raises `UnsafeFilesystemError` where this node's mount of the run cannot hold a worker's claims: it
+        may be another one than the submitter's.
+        """
+        if role == "worker":
+            probe_filesystem(spool.paths.root)
         legs = spool.config.leg_names
         mark = f"l{legs.index(leg)}" if role == "worker" and leg in legs else OTHER_ROLE
         info = _describe(spool.run_id, mark, leg=leg, rank=rank, role=role)

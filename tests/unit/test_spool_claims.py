@@ -158,6 +158,7 @@ def test_rollout_past_the_cap_of_a_class_is_poisoned_with_every_reason(
     claim = start_worker(spool).claim()
     assert claim.attempt == 3
     assert claim.poisoned is kind
+    assert claim.cause == claim.failures[-1]
     assert [failure.message for failure in claim.failures] == ["number 1", "number 2"]
     assert [failure.attempt for failure in claim.failures] == [1, 2]
     assert all(failure.incarnation for failure in claim.failures)

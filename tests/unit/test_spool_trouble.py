@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from hpcroll.contract import EndReason, Failure, RolloutRef
-from hpcroll.errors import SpoolError
-from hpcroll.fs import claim_name
-from hpcroll.spool import Claim, Spool, read_end
+from hpcroll.errors import SpoolError, UnsafeFilesystemError
+from hpcroll.fs import claim_name, list_names
+from hpcroll.spool import Claim, EventLog, Spool, read_end, read_events
 from tests.spools import Worker, check_exactly_one_result, make_spool, start_worker, submit, wait_until
 
 
@@ -134,3 +134,43 @@ def test_commit_on_a_full_disk_says_so_and_may_be_repeated(
 
 def _failure() -> Failure:
     return Failure(attempt=1, reason=EndReason.INFRA, message="no node")
+
+
+def test_claim_whose_history_cannot_be_read_is_found_again(
+    spool: Spool, ref: RolloutRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_worker(spool).claim().release()
+    worker = start_worker(spool)
+    with monkeypatch.context() as patch:
+        patch.setattr("hpcroll.spool.claims.read_end", failing(errno.ESTALE))
+        with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+            worker.claims.next()
+    claim = claim_in_the_end(worker)
+    assert claim.attempt == 2
+    assert [failure.reason for failure in claim.failures] == [EndReason.RELEASED]
+
+
+def test_events_that_could_not_be_written_are_counted(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = start_worker(spool)
+    with EventLog(worker.incarnation) as log:
+        log.write("one")
+        with monkeypatch.context() as patch:
+            patch.setattr("hpcroll.spool.events.write_all", failing(errno.ENOSPC))
+            log.write("two")
+            log.write("three")
+        log.write("four")
+    events = list(read_events(spool.paths, worker.id))
+    assert [event.event for event in events] == ["one", "dropped", "four"]
+    assert events[1].fields == {"events": 2}
+
+
+def test_worker_whose_mount_is_unsafe_does_not_register(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(directory: Path) -> None:
+        raise UnsafeFilesystemError(f"{directory} has no links")
+
+    monkeypatch.setattr("hpcroll.spool.incarnation.probe_filesystem", refuse)
+    with pytest.raises(UnsafeFilesystemError):
+        start_worker(spool)
+    assert list_names(spool.paths.workers) == []
