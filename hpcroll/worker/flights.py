@@ -103,7 +103,7 @@ class Conductor:
             status=Status.FAILED,
             stop_reason=StopReason.ERROR,
             calls=self._journalled(claim),
-            failure=claim.failures[-1],
+            failure=claim.cause,
         )
         return self._assembly.finish(draft, flight, None)
 

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 
 from hpcroll.contract import EndReason, Failure, FailureClass, Status, StopReason, Trajectory
 from hpcroll.errors import HpcrollError, SpoolError
@@ -63,12 +64,20 @@ class Worker:
         """Works until nothing is left for this leg, or until a drain is done."""
         self._drain.listen()
         async with contextlib.AsyncExitStack() as stack:
-            for service in (self._committer.run(), self._beat(), self._watch_wishes(), self._release()):
-                stack.push_async_callback(_end, asyncio.create_task(service))
+            for service in (
+                self._committer.run(),
+                self._release(),
+                self._repeat(self._beat, self._spool.config.lease.beat_s),
+                self._repeat(self._see_to_wishes, _WISH_POLL_S),
+            ):
+                task = asyncio.create_task(service)
+                task.add_done_callback(self._service_ended)
+                stack.push_async_callback(_end, task)
             await self._claim()
             while self._tasks:
                 await asyncio.wait(self._tasks)
-            await asyncio.to_thread(self._beat_once)
+            with contextlib.suppress(OSError, SpoolError):  # the last beat is for `status` alone
+                await self._beat()
         self._events.write("worker.end", reason=self._drain.reason or "nothing left")
 
     async def _claim(self) -> None:
@@ -138,8 +147,9 @@ class Worker:
         flight = self._tasks.pop(task)
         self._pools.dismiss(flight)
         if not task.cancelled() and task.exception() is not None:
-            # The claim simply times out; its worker says why, and goes on with the others.
-            log.error("rollout %s: lost by an error of ours", flight.ref, exc_info=task.exception())
+            log.error("rollout %s: its end was not written", flight.ref, exc_info=task.exception())
+            # Nobody takes a rollout over from a worker that lives: end this incarnation, then they do.
+            self._renew(f"rollout {flight.ref}: {task.exception()}")
 
     async def _fly(self, flight: Flight) -> None:
         """Brings one rollout to its end: committed, failed, released, or lost to another attempt."""
@@ -219,37 +229,44 @@ class Worker:
             if flight.released:
                 task.cancel()
 
-    async def _watch_wishes(self) -> None:
-        """Sees to the operator's wishes: a drain, and rollouts that nobody wants any more."""
+    async def _repeat(self, step: Callable[[], Awaitable[None]], every_s: float) -> None:
         while True:
-            if await asyncio.to_thread(self._spool.wishes.draining, self._incarnation.id):
-                self._drain.ask("asked by the operator")
-            for task, flight in list(self._tasks.items()):
-                unwanted = self._spool.wishes.is_cancelled(flight.claim.rollout)
-                if unwanted and not (flight.committing or flight.released or flight.cancelled):
-                    flight.cancelled = True
-                    task.cancel()
-            await asyncio.sleep(_WISH_POLL_S)
+            try:
+                await step()
+            except (OSError, SpoolError) as error:
+                # A file server in trouble comes back; a worker that stopped beating would lose its work.
+                log.warning("%s: %s", step.__name__, error)
+            await asyncio.sleep(every_s)
+
+    def _service_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a service of this worker failed", exc_info=task.exception())
+            self._renew(f"a service of this worker failed: {task.exception()}")
+
+    async def _see_to_wishes(self) -> None:
+        """Sees to the operator's wishes: a drain, and rollouts that nobody wants any more."""
+        if await asyncio.to_thread(self._spool.wishes.draining, self._incarnation.id):
+            self._drain.ask("asked by the operator")
+        for task, flight in list(self._tasks.items()):
+            # One that has left its stages ends by itself, and one that is released has ended.
+            at_work = flight.ended is None and not (flight.released or flight.cancelled)
+            if at_work and self._spool.wishes.is_cancelled(flight.claim.rollout):
+                flight.cancelled = True
+                task.cancel()
 
     async def _beat(self) -> None:
-        """Beats as long as the main loop turns and no rollout is far past its deadline."""
-        while True:
-            overdue = self._pools.overdue()
-            if overdue:
-                self._events.write("hung", rollouts=[str(flight.ref) for flight in overdue])
-            else:
-                await asyncio.to_thread(self._beat_once)
-            await asyncio.sleep(self._spool.config.lease.beat_s)
-
-    def _beat_once(self) -> None:
-        self._heartbeat.beat(
-            BeatCounts(
-                stages=self._pools.counts(),
-                statuses=dict(self._statuses),
-                failures=dict(self._failures),
-                last_failure=self._last_failure,
-            )
+        """Beats, unless a rollout is far past its deadline: a hung worker must not look alive."""
+        overdue = self._pools.overdue()
+        if overdue:
+            self._events.write("hung", rollouts=[str(flight.ref) for flight in overdue])
+            return
+        counts = BeatCounts(
+            stages=self._pools.counts(),
+            statuses=dict(self._statuses),
+            failures=dict(self._failures),
+            last_failure=self._last_failure,
         )
+        await asyncio.to_thread(self._heartbeat.beat, counts)
 
 
 async def _end(task: asyncio.Task[None]) -> None:
