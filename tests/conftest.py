@@ -16,6 +16,7 @@ from tests.capabilities import need
 MARKS = ("slurm", "apptainer", "sharedfs")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests on the one cluster disturb each other: first, and in one process, while others run beside."""
     for item in items:
