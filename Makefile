@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Most tests wait for processes; those on the cluster stay in one group.
-PARALLEL := -n 3 --dist loadgroup
+PARALLEL := -n 3
 
 .PHONY: help demo test test-full lint bench bench-overlap bench-action clean
 

@@ -7,8 +7,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from hpcroll.testing.policy_server import Script, write_scripts
 from tests.capabilities import need
@@ -16,13 +18,21 @@ from tests.capabilities import need
 MARKS = ("slurm", "apptainer", "sharedfs")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+class _OneCluster(LoadScopeScheduling):  # type: ignore[misc]
+    """Spreads tests one by one, but those on the cluster go to one process: they disturb each other."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "cluster" if "slurm" in nodeid else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return _OneCluster(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on the one cluster disturb each other: first, and in one process, while others run beside."""
     for item in items:
-        if item.get_closest_marker("slurm"):
-            item.add_marker(pytest.mark.xdist_group("cluster"))
-    items.sort(key=lambda item: item.get_closest_marker("slurm") is None)
+        if item.get_closest_marker("slurm") and "slurm" not in item.nodeid:
+            raise pytest.UsageError(f"{item.nodeid} uses the cluster: its name must say slurm")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -69,7 +69,7 @@ def test_part_one_works_as_written(tmp_path: Path) -> None:
 @pytest.mark.slurm
 @pytest.mark.apptainer
 @pytest.mark.timeout(600)
-def test_part_two_works_as_written(tmp_path: Path) -> None:
+def test_part_two_works_on_slurm_as_written(tmp_path: Path) -> None:
     paste(part(2), tmp_path, IMAGE=str(IMAGES / "base"))
     run = Run.open(tmp_path / "playground" / "runs" / "cluster")
     results = list(run.results(wait=False))
