@@ -50,7 +50,9 @@ async def _demo(console: Console, root: Path, tasks: list[Task], seed: int) -> i
     await asyncio.to_thread(_read, console, run)
     console.rule("5. every invariant of every record")
     report = verify_run(run.path)
-    console.print(str(report))
+    console.print(f"{report.committed} records in {report.shards} shards: {len(report.problems)} problems")
+    for problem in report.problems:
+        console.print(problem, markup=False)
     return _conclude(console, run, sound=report.ok)
 
 
