@@ -146,10 +146,11 @@ class Worker:
     def _landed(self, task: asyncio.Task[None]) -> None:
         flight = self._tasks.pop(task)
         self._pools.dismiss(flight)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("rollout %s: its end was not written", flight.ref, exc_info=task.exception())
+        error = None if task.cancelled() else task.exception()
+        if error is not None or (task.cancelled() and not flight.released):
+            log.error("rollout %s: its end was not written", flight.ref, exc_info=error)
             # Nobody takes a rollout over from a worker that lives: end this incarnation, then they do.
-            self._renew(f"rollout {flight.ref}: {task.exception()}")
+            self._renew(f"rollout {flight.ref}: its end was not written")
 
     async def _fly(self, flight: Flight) -> None:
         """Brings one rollout to its end: committed, failed, released, or lost to another attempt."""
@@ -157,7 +158,9 @@ class Worker:
             result = await self._conductor.conduct(flight)
         except asyncio.CancelledError:
             if not flight.cancelled:
-                return  # released by `_release`, which ended the claim before it cancelled this task
+                raise  # released by `_release`, which ended the claim before it cancelled this task
+            # The cancellation is dealt with; one left pending would turn the next time-out into another.
+            _this_task().uncancel()
             result = self._conductor.abandon(flight, Status.CANCELLED, StopReason.CANCELLED)
         except Exception as error:  # noqa: BLE001 - the worker loop: a failed attempt is data
             await self._fail(flight, error)
@@ -267,6 +270,12 @@ class Worker:
             last_failure=self._last_failure,
         )
         await asyncio.to_thread(self._heartbeat.beat, counts)
+
+
+def _this_task() -> asyncio.Task[None]:
+    task = asyncio.current_task()
+    assert task is not None, "called from a coroutine of a task"
+    return task
 
 
 async def _end(task: asyncio.Task[None]) -> None:
