@@ -20,14 +20,25 @@ from tests.release_pairs import FAST_PAIRS, release_rows, release_sandbox, relea
 pytestmark = pytest.mark.timeout(1500)
 
 
+# Python's security updates of 2025 changed html.parser: with them, the new release fails this test too.
+HTML_PARSER_TESTS = {
+    "markdown-3.8-3.8.1": {
+        "tests/test_syntax/blocks/test_html_blocks.py::TestHTMLBlocks::test_not_actually_cdata"
+    }
+}
+
+
 def assert_same_as_verified(tasks: Sequence[Task]) -> None:
     rows = release_rows()
     for task in tasks:
         row = rows[task.task_id]
-        assert task.spec["fail_to_pass"] == sorted(row["fail_to_pass"]), task.task_id
+        found, verified = task.spec["fail_to_pass"], set(row["fail_to_pass"])
+        assert isinstance(found, list)
+        assert set(found) <= verified, task.task_id
+        assert verified - set(found) <= HTML_PARSER_TESTS.get(task.task_id, set()), task.task_id
         kept = task.spec["pass_to_pass"]
         assert isinstance(kept, list)
-        # The count moves with the interpreter's patch release: html.parser changed in security updates.
+        # The count moves with the interpreter's patch release, for the same reason.
         assert 0.99 * row["n_pass_to_pass"] <= len(kept) <= row["n_pass_to_pass"], task.task_id
 
 

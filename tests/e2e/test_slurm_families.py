@@ -16,6 +16,7 @@ from hpcroll.launch import JobState
 from hpcroll.shards import open_run, verify_run
 from hpcroll.spool import read_events, read_worker
 from hpcroll.tasks import RowFormat, from_jsonl
+from hpcroll.testing.demo import FAMILIES, demo_tasks
 from hpcroll.testing.oracle import oracle_script, wrong_script
 from tests.capabilities import IMAGES, TASK_DATA, need
 from tests.release_pairs import FAST_PAIRS, release_tasks
@@ -121,6 +122,13 @@ def test_every_family_is_scored_rightly(
 ) -> None:
     tasks = [*rows(), *release_tasks(FAST_PAIRS)]
     assert solve(layout, tasks, shared_run_dir, serve_scripts) == {"right": {1.0}, "wrong": {0.0}}
+
+
+def test_the_projects_own_tasks_are_scored_rightly(
+    shared_run_dir: Path, serve_scripts: Callable[..., str]
+) -> None:
+    tasks = [task for family in FAMILIES for task in demo_tasks([family])[:2]]
+    assert solve("two-legs", tasks, shared_run_dir, serve_scripts) == {"right": {1.0}, "wrong": {0.0}}
 
 
 @pytest.mark.full
