@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 IMAGES = Path(os.environ.get("HPCROLL_TEST_IMAGES", "/var/lib/hpcroll-test/images"))
+SFTP_SERVER = Path("/usr/lib/openssh/sftp-server")
 TASK_DATA = Path(os.environ.get("HPCROLL_TASK_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
 
@@ -42,9 +43,10 @@ def _userns() -> str | None:
 
 
 def _sharedfs() -> str | None:
-    if shutil.which("sshfs") is None:
-        return "sshfs is not installed"
-    return None if os.access("/dev/fuse", os.R_OK | os.W_OK) else "/dev/fuse may not be opened"
+    lacks = [program for program in ("sshfs", "fusermount3") if shutil.which(program) is None]
+    lacks += [] if SFTP_SERVER.exists() else ["openssh-sftp-server"]
+    lacks += [] if os.access("/dev/fuse", os.R_OK | os.W_OK) else ["read and write access to /dev/fuse"]
+    return f"no {', '.join(lacks)}" if lacks else None
 
 
 _PROBES: dict[str, Callable[[], str | None]] = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +14,7 @@ from hpcroll.errors import UnsafeFilesystemError
 from hpcroll.fs import filesystem_type, probe_filesystem, read_token
 from hpcroll.fs.locks import node_lock
 from hpcroll.spool import Incarnation, Spool
+from tests.capabilities import SFTP_SERVER
 from tests.faults.spool_fleet import Fleet
 from tests.spools import PATIENCE_S, check_exactly_one_result, make_config, submit, wait_until
 
@@ -23,24 +22,6 @@ pytestmark = pytest.mark.sharedfs
 
 CACHE_S = 4
 """How long each mount trusts what it saw of names, sizes and listings."""
-SFTP_SERVER = Path("/usr/lib/openssh/sftp-server")
-
-
-def missing() -> list[str]:
-    """What this machine lacks for such mounts."""
-    lacks = [program for program in ("sshfs", "fusermount3") if shutil.which(program) is None]
-    lacks += [] if SFTP_SERVER.exists() else ["openssh-sftp-server"]
-    lacks += [] if os.access("/dev/fuse", os.R_OK | os.W_OK) else ["read and write access to /dev/fuse"]
-    return lacks
-
-
-@pytest.fixture(autouse=True)
-def _capability() -> None:
-    lacks = missing()
-    if lacks and "sharedfs" in os.environ.get("HPCROLL_REQUIRE", "").split(","):
-        pytest.fail(f"sharedfs is required here and lacks {', '.join(lacks)}")
-    if lacks:
-        pytest.skip(f"sharedfs needs {', '.join(lacks)}")
 
 
 @contextmanager
