@@ -6,6 +6,7 @@ test_user=hpcroll
 base_dir=/var/lib/hpcroll-test
 images_dir=$base_dir/images
 venv_dir=$base_dir/venv
+engine_dir=$base_dir/engine
 source_dir=$base_dir/src
 data_dir=$base_dir/data
 # On a disk: /tmp may be memory (Debian 13), and images are unpacked here.

@@ -1,0 +1,231 @@
+"""Recomputes what the shards of a run claim: each sampled token's log-probability, by another program.
+
+    python recompute.py RUN --weights 0=CHECKPOINT --weights 1=CHECKPOINT [--tolerance 1e-4] [--axis-offset K]
+
+Reads the shards as docs/reference/shard-format.md describes them, without any code of the project, and runs
+every segment through transformers in float32 under the weights of the version that its tokens are recorded
+with. Where a token's record names a range of versions, one of them must fit the whole run of tokens.
+
+`--axis-offset K` compares the log-probability of token i with the recorded one of token i + K: a proof that
+an axis which is off by K would be noticed.
+
+Prints one JSON object. Exits 0 where every token agrees within the tolerance, 1 where one does not, 2 where
+there is nothing to compare. Runs in the engine's environment (tests/setup/install-engine).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import struct
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import zstandard
+from transformers import AutoModelForCausalLM
+
+HEADER = struct.Struct("<8sHHI8sIIQ")
+FRAME = struct.Struct("<IIQQQ")
+SUMMARY, TOKENS, RECORD = 1, 2, 3
+BLOCK = 4096
+"""Positions whose logits are held at once."""
+
+
+@dataclass
+class Segment:
+    """One segment of a record: its arrays, and what the record says of them."""
+
+    where: str
+    facts: dict[str, Any]
+    calls: list[tuple[int, int, dict[str, Any]]]
+    """(start, end, call) of each call whose samples stand here."""
+    ids: np.ndarray
+    logprobs: np.ndarray
+    sampled: np.ndarray
+
+
+@dataclass
+class Run:
+    """Tokens of one call under one policy run."""
+
+    start: int
+    end: int
+    versions: range
+    call: dict[str, Any]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--weights", action="append", required=True, metavar="VERSION=CHECKPOINT")
+    parser.add_argument("--tolerance", type=float, default=1e-4)
+    parser.add_argument("--axis-offset", type=int, default=0)
+    arguments = parser.parse_args()
+    models = {}
+    for item in arguments.weights:
+        version, _, checkpoint = item.partition("=")
+        models[int(version)] = load(checkpoint)
+    errors: list[np.ndarray] = []
+    tokens: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()
+    worst: dict[str, Any] = {}
+    for segment in segments(arguments.run):
+        states = HiddenStates(segment, models)
+        for run in runs(segment):
+            version, error = best_version(states, run, arguments.axis_offset)
+            if not len(error):
+                continue
+            errors.append(error)
+            tokens[str(version)] += len(error)
+            kinds[run.call["logprob_kind"]] += len(error)
+            if error.max() > worst.get("error", -1.0):
+                at = run.start + int(error.argmax())
+                worst = {"error": float(error.max()), "where": segment.where, "token": at}
+    if not errors:
+        print(json.dumps({"tokens": 0}))
+        return 2
+    every = np.concatenate(errors)
+    report = {
+        "tokens": len(every),
+        "tokens_by_version": dict(tokens),
+        "tokens_by_kind": dict(kinds),
+        "max_error": float(every.max()),
+        "p999_error": float(np.quantile(every, 0.999)),
+        "median_error": float(np.median(every)),
+        "disagreeing": int((every > arguments.tolerance).sum()),
+        "worst": worst,
+    }
+    print(json.dumps(report))
+    return 0 if report["disagreeing"] == 0 else 1
+
+
+def load(checkpoint: str) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="sdpa")
+    return model.eval()
+
+
+class HiddenStates:
+    """One full forward pass over a segment per version that is asked for."""
+
+    def __init__(self, segment: Segment, models: dict[int, Any]) -> None:
+        self.segment = segment
+        self._models = models
+        self._known: dict[int, torch.Tensor] = {}
+
+    def logprobs(self, version: int, run: Run) -> np.ndarray:
+        """Log-probabilities of tokens [start, end), each in all that stands before it in the segment."""
+        if version not in self._models:
+            raise SystemExit(f"{self.segment.where}: no --weights were given for its version {version}")
+        model = self._models[version]
+        ids = torch.from_numpy(self.segment.ids.astype(np.int64))
+        with torch.inference_mode():
+            if version not in self._known:
+                self._known[version] = model.model(ids[None], use_cache=False).last_hidden_state[0]
+            parts = []
+            for start in range(run.start, run.end, BLOCK):
+                end = min(start + BLOCK, run.end)
+                # What the model says after token i - 1 is of token i.
+                logits = shaped(model.lm_head(self._known[version][start - 1 : end - 1]), run.call)
+                parts.append(torch.log_softmax(logits, dim=-1).gather(1, ids[start:end, None])[:, 0])
+            return torch.cat(parts).numpy()
+
+
+def best_version(states: HiddenStates, run: Run, axis_offset: int) -> tuple[int, np.ndarray]:
+    """Of the versions that may have served these tokens, the one that fits best, and its errors."""
+    claimed = states.segment.logprobs[run.start : run.end]
+    kept = max(len(claimed) - axis_offset, 0)
+    found = []
+    for version in run.versions:
+        error = np.abs(states.logprobs(version, run)[:kept] - claimed[axis_offset:])
+        found.append((version, np.where(np.isfinite(error), error, np.inf)))
+    return min(found, key=lambda item: float(item[1].max(initial=0.0)))
+
+
+def shaped(logits: torch.Tensor, call: dict[str, Any]) -> torch.Tensor:
+    """The logits of the distribution that the call's log-probabilities are said to be of."""
+    if call["logprob_kind"] == "raw":
+        return logits
+    if call["logprob_kind"] != "sampling":
+        raise SystemExit(f"call {call['call_index']} has log-probabilities of kind {call['logprob_kind']!r}")
+    sampling = call["sampling_effective"]
+    if sampling.get("presence_penalty") or sampling.get("frequency_penalty") or sampling.get("min_p"):
+        raise SystemExit("penalties and min_p are not recomputed here")
+    if (temperature := sampling.get("temperature")) is not None:
+        logits = logits / temperature
+    if (top_k := sampling.get("top_k") or -1) > 0:
+        least = logits.topk(min(top_k, logits.shape[-1]), dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    if (top_p := sampling.get("top_p") or 1.0) < 1.0:
+        ordered, order = logits.sort(dim=-1, descending=True)
+        before = ordered.softmax(dim=-1).cumsum(dim=-1) - ordered.softmax(dim=-1)
+        dropped = torch.zeros_like(before, dtype=torch.bool).scatter(1, order, before >= top_p)
+        logits = logits.masked_fill(dropped, -torch.inf)
+    return logits
+
+
+def runs(segment: Segment) -> Iterator[Run]:
+    """The sampled tokens of a segment, cut where the policy or the call changes; each token once."""
+    covered = np.zeros(len(segment.ids), dtype=bool)
+    for policy in segment.facts["policy_runs"]:
+        policy_end = policy["start"] + policy["length"]
+        for start, end, call in segment.calls:
+            first, last = max(start, policy["start"]), min(end, policy_end)
+            if first < last:
+                covered[first:last] = True
+                yield Run(first, last, range(policy["version_low"], policy["version_high"] + 1), call)
+    if not np.array_equal(covered, segment.sampled.astype(bool)):
+        raise SystemExit(f"{segment.where}: its sampled tokens are not those of its calls and policies")
+
+
+def segments(run: Path) -> Iterator[Segment]:
+    """Every segment of every record in the run's shards."""
+    for path in sorted((run / "shards").glob("*.shard")):
+        for frames in records(path.read_bytes()):
+            summary, record = json.loads(frames[SUMMARY]), json.loads(frames[RECORD])
+            total = sum(summary["lengths"])
+            raw = frames[TOKENS]
+            ids = np.frombuffer(raw, "<u4", total)
+            logprobs = np.frombuffer(raw, "<f4", total, 4 * total)
+            sampled = np.frombuffer(raw, np.uint8, total, 8 * total)
+            calls = {call["call_index"]: call for call in record["calls"]}
+            begin = 0
+            for index, length in enumerate(summary["lengths"]):
+                part = slice(begin, begin + length)
+                begin += length
+                spans = [
+                    (span["start"], span["start"] + span["length"], calls[span["call_index"]])
+                    for span in record["call_spans"]
+                    if span["segment_index"] == index
+                ]
+                where = f"rollout {record['rollout_id']} segment {index}"
+                facts = record["segments"][index]
+                yield Segment(where, facts, spans, ids[part], logprobs[part], sampled[part])
+
+
+def records(data: bytes) -> Iterator[dict[int, bytes]]:
+    """The frames of each record of a shard, by kind."""
+    offset = 0
+    while offset < len(data):
+        magic, _, count, _, _, _, _, body = HEADER.unpack_from(data, offset)
+        if magic[:7] != b"hpcroll":
+            raise SystemExit(f"no record at byte {offset}")
+        table = offset + HEADER.size
+        at = table + count * FRAME.size + 8
+        end = at + body
+        frames = {}
+        for index in range(count):
+            kind, _, stored, raw, _ = FRAME.unpack_from(data, table + index * FRAME.size)
+            frames[kind] = zstandard.ZstdDecompressor().decompress(data[at : at + stored], max_output_size=raw)
+            at += stored
+        yield frames
+        offset = end
+
+
+if __name__ == "__main__":
+    sys.exit(main())
