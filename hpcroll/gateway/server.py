@@ -67,11 +67,18 @@ class Gateway:
         Close it before its calls are built into a trajectory.
         """
         key = f"hpcroll-{secrets.token_urlsafe(_KEY_BYTES)}"
+        config = self._services.config
         session = GatewaySession(
             self._services,
             rollout,
             attempt,
-            outside=ModelEndpoint(f"http://127.0.0.1:{self._port}/v1", key, self._services.config.name),
+            outside=ModelEndpoint(
+                f"http://127.0.0.1:{self._port}/v1",
+                key,
+                config.name,
+                context_tokens=config.context_tokens,
+                reply_tokens=config.sampling.max_tokens or 4096,
+            ),
             max_calls=max_calls,
             serve=_serve_socket,
             closed=lambda: self._sessions.pop(key, None),

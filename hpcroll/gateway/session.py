@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -100,7 +100,7 @@ class GatewaySession:
         port = sock.getsockname()[1]
         runner = await self._serve(self, sock)
         self._inside.append(runner)
-        return ModelEndpoint(f"http://127.0.0.1:{port}/v1", ANY_KEY, self.outside.model)
+        return replace(self.outside, base_url=f"http://127.0.0.1:{port}/v1", api_key=ANY_KEY)
 
     async def close(self) -> None:
         """Ends the calls in flight, which are recorded as such, and stops serving; idempotent."""
