@@ -8,7 +8,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
 
-from hpcroll.contract import Sampling, Stage, canonical_json, sha256_hex
+from hpcroll.contract import Stage, canonical_json, sha256_hex
 
 
 class Strict(BaseModel):
@@ -19,6 +19,38 @@ class Strict(BaseModel):
 
 Options = dict[str, JsonValue]
 PartitionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$")]
+
+
+class SamplingConfig(Strict):
+    """Sampling parameters that are forced on every call, whatever the agent or the server's defaults say.
+
+    By default a call samples from the model's own distribution, of which every engine returns the
+    log-probabilities.
+    """
+
+    temperature: float = Field(default=1.0, ge=0, le=10)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=-1, ge=-1)
+    """-1: all tokens."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(default=1.0, gt=0, le=10)
+    max_tokens: int | None = Field(default=4096, ge=1)
+    """Longest reply in tokens; the agent's own where null."""
+    stop: tuple[str, ...] | None = None
+    """Strings that end a reply; the agent's own where null."""
+
+
+class SeedPolicy(StrEnum):
+    """The seed of a call's sampling."""
+
+    RANDOM = "random"
+    """None is sent; an agent's own is dropped."""
+    DERIVED = "derived"
+    """Derived from the rollout, the attempt and the call's number: another one for each call."""
+    AGENT = "agent"
+    """The agent's, where it sends one."""
 
 
 class ModelConfig(Strict):
@@ -32,8 +64,10 @@ class ModelConfig(Strict):
     """Base URLs of inference servers, besides those that `hpcroll endpoint` registers."""
     api_key_env: str | None = None
     """Environment variable that holds the servers' API key."""
-    sampling: Sampling = Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=4096)
-    """Forced on every call, whatever the agent or the server's defaults say; unset ones pass through."""
+    sampling: SamplingConfig = SamplingConfig()
+    """Forced on every call, whatever the agent or the server's defaults say."""
+    seeds: SeedPolicy = SeedPolicy.RANDOM
+    """The seed of each call."""
     context_tokens: int = Field(default=32_768, ge=64)
     """Longest prompt plus reply, in tokens, that a call may have."""
     rollout_tokens: int = Field(default=1_000_000, ge=1)

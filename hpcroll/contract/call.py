@@ -119,6 +119,8 @@ class Call(Record):
     latency: Latency = Latency()
     sampling_asked: Sampling = Sampling()
     sampling_effective: Sampling = Sampling()
+    constraints: tuple[str, ...] = ()
+    """Fields by which the agent constrained sampling (`response_format`, `tool_choice` ...), sorted."""
     finish_reason: str | None = None
     usage: Usage = Usage()
     logprob_kind: LogprobKind = LogprobKind.NONE

@@ -178,8 +178,11 @@ def shaped_because(call: Call) -> str | None:
     """Why the log-probabilities of `call` are not those of its sampling distribution; None if they are.
 
     A ratio of probabilities needs the distribution that the token was drawn from. Raw log-probabilities
-    are that only where temperature, truncation and penalties changed nothing.
+    are that only where temperature, truncation and penalties changed nothing. No log-probability knows of
+    a grammar.
     """
+    if call.constraints:
+        return f"sampling constrained by {', '.join(call.constraints)}"
     if call.logprob_kind is LogprobKind.SAMPLING:
         return None
     if call.logprob_kind is LogprobKind.RAW and call.sampling_effective.is_plain():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -12,11 +11,14 @@ from pydantic_core import from_json
 
 from hpcroll.contract import Call, Latency, PolicyId, RecordedCall, StopReason
 from hpcroll.errors import ModelError, SpoolError
+from hpcroll.gateway.chat import ChatRequest
+from hpcroll.gateway.engines.base import Part, Question, Reading
+from hpcroll.gateway.engines.chat import ChatEngine
 from hpcroll.gateway.outlet import AgentGoneError, Outlet
 from hpcroll.gateway.overflow import is_overflow, read_lengths
 from hpcroll.gateway.refusal import Refusal, bad_request, not_recorded, upstream_failed
 from hpcroll.gateway.reply import ReplyReader
-from hpcroll.gateway.request import DIALECT, ChatRequest, force_sampling, read_request, upstream_body
+from hpcroll.gateway.sampling import force_sampling
 from hpcroll.gateway.session import GatewaySession
 from hpcroll.gateway.sse import events
 from hpcroll.gateway.upstream import Accepted, UpstreamRefusal
@@ -24,34 +26,29 @@ from hpcroll.gateway.upstream import Accepted, UpstreamRefusal
 _AGENT_GONE = "the agent went away before the reply was complete"
 
 
-async def answer_chat(session: GatewaySession, http: web.Request) -> web.StreamResponse:
-    """Answers one `POST /v1/chat/completions`; whatever is sent to an inference server is recorded."""
-    try:
-        request = read_request(await http.read())
-        session.admit()
-    except Refusal as refusal:
-        return refusal.response()
-    outlet = Outlet(http, request, model=session.services.config.name)
-    return await Exchange(session, request, outlet).run()
-
-
 class Exchange:
-    """The state of one call under way."""
+    """The state of one call under way; whatever is sent to an inference server is recorded."""
 
-    def __init__(self, session: GatewaySession, request: ChatRequest, outlet: Outlet) -> None:
+    def __init__(self, session: GatewaySession, request: ChatRequest, dialect: str, outlet: Outlet) -> None:
         self._session = session
         self._config = session.services.config
         self._request = request
+        self._dialect = dialect
         self._outlet = outlet
         self._ticket = session.begin(request)
-        self._sampling = force_sampling(request.asked, self._config, budget=self._ticket.budget)
+        self._sampling = force_sampling(
+            request.asked,
+            self._config,
+            budget=self._ticket.budget,
+            identity=f"{session.name}.{self._ticket.call_index}",
+        )
         self._policy_before = session.services.policy()
         self._started_at = time.time()
         self._started = time.monotonic()
         self._first_token_s: float | None = None
         self._accepted: Accepted | None = None
+        self._engine = ChatEngine()
         self._reply = ReplyReader()
-        self._whole: dict[str, Any] = {}
 
     async def run(self) -> web.StreamResponse:
         """Returns the response, sent or to be sent, once the call is recorded.
@@ -59,9 +56,10 @@ class Exchange:
         An agent that goes away ends the call: it is recorded with what came so far.
         """
         try:
-            refusal = await self._try()
-            refusal = await self._record(refusal)
-            return await self._outlet.finish(self._whole, refusal)
+            refusal = await self._record(await self._try())
+            if refusal is not None:
+                return await self._outlet.refuse(refusal)
+            return await self._outlet.finish(self._reply.reply())
         except AgentGoneError:
             # The connection is closed; what is returned goes nowhere.
             return web.Response(status=499)
@@ -97,13 +95,13 @@ class Exchange:
     async def _obtain(self) -> None:
         accepted = self._accepted = await self._send()
         where = accepted.upstream.base_url
+        reading = self._engine.reading(stream=self._request.stream)
         try:
             self._reply.take_headers(accepted.response.headers)
             if self._request.stream:
-                await self._read_stream(accepted)
+                await self._read_stream(accepted, reading)
             else:
-                self._whole = from_json(await accepted.response.read())
-                self._reply.take(self._whole)
+                self._reply.take(reading.take(from_json(await accepted.response.read())))
         except aiohttp.ClientError as error:
             raise ModelError(f"{where} broke off its reply: {type(error).__name__}: {error}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -135,24 +133,25 @@ class Exchange:
             return await self._send_once()
 
     async def _send_once(self) -> Accepted:
-        body = upstream_body(
-            self._request, self._sampling, model=self._config.served_name or self._config.name
-        )
+        question = Question(self._request, self._sampling)
+        body = self._engine.body(question, model=self._config.served_name or self._config.name)
         return await self._session.services.pool.send(body, session=self._session.name)
 
-    async def _read_stream(self, accepted: Accepted) -> None:
+    async def _read_stream(self, accepted: Accepted, reading: Reading) -> None:
         async for data in events(accepted.response.content.iter_any()):
             if data == b"[DONE]":
                 break
-            chunk = from_json(data)
-            if error := chunk.get("error"):
+            piece = from_json(data)
+            if error := piece.get("error"):
                 raise ModelError(f"{accepted.upstream.base_url} broke off its reply: {error}")
-            if self._first_token_s is None and any(
-                choice.get("token_ids") for choice in chunk.get("choices") or ()
-            ):
-                self._first_token_s = time.monotonic() - self._started
-            self._reply.take(chunk)
-            await self._outlet.forward(chunk)
+            await self._take(reading.take(piece))
+
+    async def _take(self, part: Part) -> None:
+        if self._first_token_s is None and len(part.ids):
+            self._first_token_s = time.monotonic() - self._started
+        self._reply.take(part)
+        if part.delta:
+            await self._outlet.forward(part.delta)
 
     def _translate(self, refusal: UpstreamRefusal) -> Refusal:
         if is_overflow(refusal):
@@ -169,13 +168,13 @@ class Exchange:
         return upstream_failed(str(error))
 
     def _recorded(self, error: str | None) -> RecordedCall:
-        accepted, reply = self._accepted, self._reply
-        streamed = accepted is not None and self._request.stream
+        accepted, reply, request = self._accepted, self._reply, self._request
+        streamed = accepted is not None and request.stream
         call = Call(
             call_index=self._ticket.call_index,
             rollout_id=self._session.rollout_id,
             attempt=self._session.attempt,
-            dialect=DIALECT,
+            dialect=self._dialect,
             model_name=self._config.name,
             endpoint=accepted.upstream.base_url if accepted is not None else "",
             started_at=self._started_at,
@@ -184,16 +183,18 @@ class Exchange:
                 first_token_s=self._first_token_s,
                 total_s=time.monotonic() - self._started,
             ),
-            sampling_asked=self._request.asked,
+            sampling_asked=request.asked,
             sampling_effective=self._sampling,
+            constraints=tuple(sorted(request.constraints)),
             finish_reason=reply.finish_reason,
             usage=reply.usage(),
             logprob_kind=reply.logprob_kind,
             policy=self._policy(),
+            purpose=request.purpose,
             messages_from=self._ticket.messages_from,
-            messages=self._request.messages[self._ticket.messages_from :],
+            messages=request.messages[self._ticket.messages_from :],
             reply=reply.message if error is None else None,
-            tools_sha256=self._request.tools_sha256,
+            tools_sha256=request.tools_sha256,
             error=error,
         )
         return RecordedCall(call, reply.tokens())

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from typing import Any
-
 from aiohttp import web
 
+from hpcroll.gateway.chat import Delta, Reply
+from hpcroll.gateway.dialects.base import Caller, Dialect
 from hpcroll.gateway.refusal import Refusal
-from hpcroll.gateway.reply import is_action, shown
-from hpcroll.gateway.request import ChatRequest
 
 
 class AgentGoneError(Exception):
@@ -20,51 +16,60 @@ class AgentGoneError(Exception):
 class Outlet:
     """Sends one reply, whole or streamed."""
 
-    def __init__(self, http: web.Request, request: ChatRequest, *, model: str) -> None:
+    def __init__(self, http: web.Request, dialect: Dialect, caller: Caller) -> None:
         self._http = http
-        self._request = request
-        self._model = model
+        self._dialect = dialect
+        self._caller = caller
         self._stream: web.StreamResponse | None = None
         self._held: list[bytes] = []
         self._holding = False
 
-    async def forward(self, chunk: Mapping[str, Any]) -> None:
-        """Sends a chunk on, or holds it: from the first one on that an agent may act upon.
+    @property
+    def has_begun(self) -> bool:
+        """Whether the agent was shown anything."""
+        return self._stream is not None
+
+    async def forward(self, delta: Delta) -> None:
+        """Sends a piece on, or holds it: from the first tool call on, which an agent may act upon.
 
         Raises `AgentGoneError`.
         """
-        self._holding = self._holding or is_action(chunk)
-        if not chunk.get("choices") and not self._request.include_usage:
-            return
-        event = b"data: " + json.dumps(self._shown(chunk)).encode() + b"\n\n"
+        self._holding = self._holding or bool(delta.tool_calls)
+        events = self._caller.delta(delta)
         if self._holding:
-            self._held.append(event)
-        else:
-            await self._write(event)
+            self._held.append(events)
+        elif events:
+            await self._write(events)
 
-    async def finish(self, whole: Mapping[str, Any], refusal: Refusal | None) -> web.StreamResponse:
-        """Sends the rest of a recorded reply, or `refusal` in its place; raises `AgentGoneError`."""
-        if refusal is not None:
-            if self._stream is None:
-                return refusal.response()
-            await self._write(refusal.event())
-        elif not self._request.stream:
-            return web.json_response(self._shown(whole))
-        else:
-            for event in self._held:
-                await self._write(event)
-            await self._write(b"data: [DONE]\n\n")
+    async def finish(self, reply: Reply) -> web.StreamResponse:
+        """Sends the rest of a recorded reply; raises `AgentGoneError`."""
+        if not self._caller.request.stream:
+            return web.json_response(self._caller.whole(reply))
+        return await self._end(b"".join([*self._held, self._caller.closing(reply)]))
+
+    async def refuse(self, refusal: Refusal) -> web.StreamResponse:
+        """Sends `refusal` in the place of what is left of the reply; raises `AgentGoneError`."""
+        if self._stream is None:
+            return refuse(self._dialect, refusal)
+        return await self._end(self._caller.broken(refusal))
+
+    async def _end(self, events: bytes) -> web.StreamResponse:
+        await self._write(events)
         assert self._stream is not None
         return self._stream
 
-    def _shown(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        return shown(data, model=self._model, with_logprobs=self._request.wants_logprobs)
-
-    async def _write(self, event: bytes) -> None:
+    async def _write(self, events: bytes) -> None:
         try:
             if self._stream is None:
-                self._stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-                await self._stream.prepare(self._http)
-            await self._stream.write(event)
+                stream = web.StreamResponse(headers={"Content-Type": self._caller.content_type})
+                await stream.prepare(self._http)
+                self._stream = stream
+                events = self._caller.opening() + events
+            await self._stream.write(events)
         except ConnectionError as error:
             raise AgentGoneError from error
+
+
+def refuse(dialect: Dialect, refusal: Refusal) -> web.Response:
+    """`refusal` as the whole answer."""
+    return web.json_response(dialect.refusal(refusal), status=refusal.status)

@@ -1,11 +1,6 @@
-"""What an agent is told when a call gives no reply: errors in OpenAI's shape."""
+"""What an agent is told when a call gives no reply; each dialect has a shape of its own for it."""
 
 from __future__ import annotations
-
-import json
-from typing import Any
-
-from aiohttp import web
 
 from hpcroll.contract import StopReason
 
@@ -18,7 +13,7 @@ _LIMIT_CODES = {StopReason.CONTEXT_LIMIT: CONTEXT_CODE}
 
 
 class Refusal(Exception):
-    """An error for the agent; `code` is stable, the message is for people."""
+    """An error for the agent; `kind` (OpenAI's `type`) and `code` are stable, the message is for people."""
 
     def __init__(self, status: int, kind: str, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -27,17 +22,6 @@ class Refusal(Exception):
         self.code = code
         self.message = message
         self.param = param
-
-    def body(self) -> dict[str, Any]:
-        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return {"error": error}
-
-    def response(self) -> web.Response:
-        return web.json_response(self.body(), status=self.status)
-
-    def event(self) -> bytes:
-        """The error as the last event of a stream that has begun."""
-        return b"data: " + json.dumps(self.body()).encode() + b"\n\n"
 
 
 def bad_request(message: str, *, code: str = "invalid_request", param: str | None = None) -> Refusal:

@@ -5,22 +5,31 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from aiohttp import web
+from pydantic_core import from_json
 
 from hpcroll.config import ModelConfig
 from hpcroll.contract import PolicyId, Rollout
+from hpcroll.gateway.dialects.base import Dialect, HttpCall
 from hpcroll.gateway.endpoint import ModelEndpoint
-from hpcroll.gateway.exchange import answer_chat
+from hpcroll.gateway.exchange import Exchange
 from hpcroll.gateway.journal import Journal
-from hpcroll.gateway.refusal import Refusal, wrong_key
+from hpcroll.gateway.outlet import Outlet, refuse
+from hpcroll.gateway.refusal import Refusal, bad_request, wrong_key
 from hpcroll.gateway.session import GatewaySession, Services
 from hpcroll.gateway.upstream import Upstream, UpstreamPool
+from hpcroll.plugins import Family, known
 
 _KEY_BYTES = 32
 _REQUEST_BYTES = 1 << 28
 _SHUTDOWN_S = 0.5
+_KEY_HEADERS = ("X-Api-Key", "X-Goog-Api-Key")
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_SessionOf = Callable[[web.Request], GatewaySession]
 
 
 class Gateway:
@@ -41,6 +50,7 @@ class Gateway:
     ) -> None:
         pool = UpstreamPool(config, upstreams)
         self._services = Services(config, journal, pool, policy)
+        self._dialects = [point.load()(config.name) for point in known(Family.DIALECT).values()]
         self._sessions: dict[str, GatewaySession] = {}
         self._runner: web.AppRunner | None = None
         self._port = 0
@@ -48,7 +58,7 @@ class Gateway:
     async def start(self) -> None:
         """Listens on a free port of 127.0.0.1; raises `ConfigError` where the API key is not set."""
         await self._services.pool.start()
-        self._runner = await _runner(self._session_of)
+        self._runner = await _runner(self._dialects, self._session_of)
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         self._port = self._runner.addresses[0][1]
 
@@ -80,7 +90,7 @@ class Gateway:
                 reply_tokens=config.sampling.max_tokens or 4096,
             ),
             max_calls=max_calls,
-            serve=_serve_socket,
+            serve=self._serve_socket,
             closed=lambda: self._sessions.pop(key, None),
         )
         self._sessions[key] = session
@@ -90,39 +100,79 @@ class Gateway:
         # Other users of the node reach this port: only the key, 256 random bits, tells sessions apart.
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer":
-            key = request.headers.get("X-Api-Key", "")
-        session = self._sessions.get(key.strip())
+            key = next((request.headers[name] for name in _KEY_HEADERS if name in request.headers), "")
+        session = self._sessions.get(key.strip() or request.query.get("key", ""))
         if session is None:
             raise wrong_key()
         return session
 
+    async def _serve_socket(self, session: GatewaySession, sock: socket.socket) -> web.AppRunner:
+        runner = await _runner(self._dialects, lambda _: session)
+        await web.SockSite(runner, sock).start()
+        return runner
 
-async def _serve_socket(session: GatewaySession, sock: socket.socket) -> web.AppRunner:
-    runner = await _runner(lambda _: session)
-    await web.SockSite(runner, sock).start()
-    return runner
 
-
-async def _runner(session_of: Callable[[web.Request], GatewaySession]) -> web.AppRunner:
-    async def chat(request: web.Request) -> web.StreamResponse:
-        try:
-            session = session_of(request)
-        except Refusal as refusal:
-            return refusal.response()
-        return await session.track(asyncio.ensure_future(answer_chat(session, request)))
-
-    async def models(request: web.Request) -> web.StreamResponse:
-        try:
-            session = session_of(request)
-        except Refusal as refusal:
-            return refusal.response()
-        model = {"id": session.outside.model, "object": "model", "owned_by": "hpcroll"}
-        return web.json_response({"object": "list", "data": [model]})
-
+async def _runner(dialects: Sequence[Dialect], session_of: _SessionOf) -> web.AppRunner:
     app = web.Application(client_max_size=_REQUEST_BYTES)
-    app.router.add_post("/v1/chat/completions", chat)
-    app.router.add_get("/v1/models", models)
+    app.router.add_get("/", _alive)
+    for dialect in dialects:
+        for route in dialect.calls:
+            app.router.add_post(route, _answering(dialect, session_of, _answer_call))
+        for route in dialect.counts:
+            app.router.add_post(route, _answering(dialect, session_of, _answer_count))
+        for route, document in dialect.documents().items():
+            app.router.add_get(route, _answering(dialect, session_of, _telling(document)))
     # An agent that hangs up frees the inference server's slot: its handler is cancelled.
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S)
     await runner.setup()
     return runner
+
+
+async def _alive(request: web.Request) -> web.Response:
+    return web.Response(text="hpcroll\n")
+
+
+def _answering(
+    dialect: Dialect,
+    session_of: _SessionOf,
+    answer: Callable[[Dialect, GatewaySession, web.Request], Awaitable[web.StreamResponse]],
+) -> _Handler:
+    async def handler(http: web.Request) -> web.StreamResponse:
+        try:
+            session = session_of(http)
+            return await session.track(asyncio.ensure_future(answer(dialect, session, http)))
+        except Refusal as refusal:
+            return refuse(dialect, refusal)
+
+    return handler
+
+
+async def _answer_call(dialect: Dialect, session: GatewaySession, http: web.Request) -> web.StreamResponse:
+    caller = dialect.read(await _read(http))
+    session.admit()
+    outlet = Outlet(http, dialect, caller)
+    return await Exchange(session, caller.request, dialect.name, outlet).run()
+
+
+async def _answer_count(dialect: Dialect, session: GatewaySession, http: web.Request) -> web.StreamResponse:
+    request = dialect.read_count(await _read(http))
+    return web.json_response(dialect.count(session.count_tokens(request)))
+
+
+def _telling(
+    document: Mapping[str, Any],
+) -> Callable[[Dialect, GatewaySession, web.Request], Awaitable[web.StreamResponse]]:
+    async def tell(dialect: Dialect, session: GatewaySession, http: web.Request) -> web.StreamResponse:
+        return web.json_response(document)
+
+    return tell
+
+
+async def _read(http: web.Request) -> HttpCall:
+    try:
+        body = from_json(await http.read(), allow_inf_nan=False)
+    except ValueError as error:
+        raise bad_request(f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise bad_request("the body must be a JSON object")
+    return HttpCall(body, http.match_info, http.query, http.headers)

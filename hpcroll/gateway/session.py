@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from aiohttp import web
+from pydantic_core import to_json
 
 from hpcroll.config import ModelConfig
 from hpcroll.contract import PolicyId, RecordedCall, Rollout, StopReason
@@ -20,7 +21,10 @@ from hpcroll.gateway.refusal import limit_reached
 from hpcroll.gateway.upstream import UpstreamPool
 
 if TYPE_CHECKING:
-    from hpcroll.gateway.request import ChatRequest
+    from hpcroll.gateway.chat import ChatRequest
+
+_BYTES_PER_TOKEN = 4.0
+"""Of English text and code, until a call of the session tells."""
 
 ANY_KEY = "hpcroll"
 """What an agent inside a sandbox sends as key: nobody else can reach its endpoint."""
@@ -45,6 +49,7 @@ class Ticket:
     messages_from: int
     budget: int
     """Most tokens that it may sample."""
+    prompt_bytes: int
 
 
 class GatewaySession:
@@ -78,6 +83,7 @@ class GatewaySession:
         self._sampled_tokens = 0
         self._replies = 0
         self._context_tokens = 0
+        self._bytes_per_token = _BYTES_PER_TOKEN
         self._messages = MessageList()
         self._in_flight: set[asyncio.Task[web.StreamResponse]] = set()
         self._inside: list[web.AppRunner] = []
@@ -140,7 +146,11 @@ class GatewaySession:
         # no more than the rest of the context lets the server accept a call near its limit.
         context = self._context_tokens if known and repeated == known else 0
         budget = min(config.rollout_tokens - self._sampled_tokens, config.context_tokens - context)
-        return Ticket(call_index, message_ticket, repeated, max(budget, 1))
+        return Ticket(call_index, message_ticket, repeated, max(budget, 1), _size(request))
+
+    def count_tokens(self, request: ChatRequest) -> int:
+        """About how many tokens the prompt of `request` has, by the session's calls so far."""
+        return max(round(_size(request) / self._bytes_per_token), 1)
 
     async def record(self, recorded: RecordedCall, ticket: Ticket) -> None:
         """Returns once the call is durable; it is in `calls` before the first await.
@@ -164,6 +174,7 @@ class GatewaySession:
             return
         self._replies += 1
         self._context_tokens = len(recorded.tokens.prompt_ids) + sampled
+        self._bytes_per_token = max(ticket.prompt_bytes / len(recorded.tokens.prompt_ids), 0.1)
         self._messages.reply(ticket.message_ticket, recorded.call.reply)
         if self.limit is StopReason.CONTEXT_LIMIT:
             self.limit = None
@@ -175,3 +186,8 @@ class GatewaySession:
             return await task
         finally:
             self._in_flight.discard(task)
+
+
+def _size(request: ChatRequest) -> int:
+    """Bytes of a prompt as JSON."""
+    return len(to_json([request.messages, request.tools]))

@@ -11,6 +11,7 @@ from typing import Any
 
 from hpcroll.contract import Sampling
 from hpcroll.errors import ModelError
+from hpcroll.gateway.engines.chat import ChatEngine
 from hpcroll.gateway.reply import ReplyReader
 from hpcroll.report.finding import Finding, Level
 
@@ -59,13 +60,13 @@ class _Server:
         request = urllib.request.Request(
             self._url, json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        reader = ReplyReader()
+        reader, reading = ReplyReader(), ChatEngine().reading(stream=bool(fields.get("stream")))
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
                 reader.take_headers(response.headers)
                 for data in _events(response) if fields.get("stream") else (json.load(response),):
                     self.last = data
-                    reader.take(data)
+                    reader.take(reading.take(data))
         except urllib.error.HTTPError as error:
             raise ModelError(f"answered {error.code}: {error.read(500).decode(errors='replace')}") from error
         except (OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from hpcroll.config import ModelConfig
+from hpcroll.config import ModelConfig, SeedPolicy
 from hpcroll.contract import LogprobKind, PolicyId, Rollout, RolloutRef, Sampling, StopReason, Task
 from hpcroll.errors import ConfigError, ModelError, SpoolError
 from hpcroll.gateway import Gateway, GatewaySession, Journal, ModelEndpoint, Upstream, read_journal
 from hpcroll.testing.harness_suite import until
 from hpcroll.testing.policy_server import PolicyServer, Script, Turn, solves
 from hpcroll.testing.policy_server.script import Behaviour, ToolCall
+from hpcroll.trajectory import shaped_because
 
 PROMPT = "Say hello, naïve world."
 SCRIPT = Script(prompt=PROMPT, behaviours=(solves(["echo hello"], "hello"),))
@@ -205,10 +206,55 @@ def test_configured_sampling_overrules_the_agent_and_both_are_recorded(tmp_path:
             await post(session.outside, temperature=0.1, top_p=0.5, max_completion_tokens=9999, stop="x")
             body, call = server.bodies[0], session.calls[0].call
             assert call.sampling_asked == Sampling(temperature=0.1, top_p=0.5, max_tokens=9999, stop=("x",))
-            assert call.sampling_effective == Sampling(temperature=0.7, top_p=0.5, max_tokens=50, stop=("x",))
-            assert (body["temperature"], body["top_p"], body["max_tokens"]) == (0.7, 0.5, 50)
+            plain = {"top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1}
+            plain |= {"presence_penalty": 0, "frequency_penalty": 0}
+            assert call.sampling_effective == Sampling(**plain, **forced, stop=("x",))
+            assert {name: body[name] for name in (*plain, *forced)} == {**plain, **forced}
             assert "max_completion_tokens" not in body
             assert body["logprobs"] is body["return_token_ids"] is True
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"tool_choice": "required"},
+        {"logit_bias": {"5": 1}},
+        {"guided_regex": "a+"},
+    ],
+)
+def test_constrained_sampling_reaches_the_server_and_is_not_trained_on(
+    tmp_path: Path, constraint: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        async with upside(says(REPLY)) as server, gateway(tmp_path, server.url) as (gate, _):
+            session = gate.open_session(rollout(), 1)
+            assert (await post(session.outside, **constraint))[0] == 200
+            assert constraint.items() <= server.bodies[0].items()
+            call = session.calls[0].call
+            assert call.constraints == tuple(constraint)
+            assert shaped_because(call) == f"sampling constrained by {next(iter(constraint))}"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("seeds", SeedPolicy)
+def test_seed_of_a_call_is_the_runs_to_decide(tmp_path: Path, seeds: SeedPolicy) -> None:
+    async def scenario() -> None:
+        async with upside(says(REPLY)) as server, gateway(tmp_path, server.url, seeds=seeds) as (gate, _):
+            for attempt in (1, 1, 2):
+                session = gate.open_session(rollout(), attempt)
+                await post(session.outside, seed=5)
+                await session.close()
+            first, again, other = (body.get("seed") for body in server.bodies)
+            assert first == again
+            if seeds is SeedPolicy.DERIVED:
+                assert 0 <= first < 1 << 31
+                assert first != other
+            else:
+                assert (first, other) == ((5, 5) if seeds is SeedPolicy.AGENT else (None, None))
 
     run(scenario)
 
@@ -232,9 +278,7 @@ def test_empty_fields_of_a_reply_are_left_out_so_that_it_comes_back_unchanged(tm
         ({"messages": []}, "invalid_request"),
         ({"messages": [1]}, "invalid_request"),
         ({"n": 2}, "unsupported"),
-        ({"response_format": {"type": "json_object"}}, "unsupported"),
-        ({"tool_choice": "required"}, "unsupported"),
-        ({"logit_bias": {"5": 1}}, "unsupported"),
+        ({"tools": 7}, "invalid_request"),
         ({"temperature": -1}, "invalid_request"),
         ({"stop": 3}, "invalid_request"),
     ],

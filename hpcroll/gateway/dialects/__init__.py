@@ -1,0 +1,1 @@
+"""What agents speak: one module per model API. Adding one edits no other."""

@@ -1,0 +1,1 @@
+"""What inference servers speak: how each is asked, and how its replies are read."""
