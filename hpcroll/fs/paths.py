@@ -19,6 +19,8 @@ cancel/ drain/ hold/                          the operator's wishes, as names
 policy/versions/<g>                           the g-th version that was published
 policy/latest.<name>                          the newest version of policy <name>
 policy/endpoints/<id>.json | .beat            inference servers and their heartbeats
+policy/admission/<g> | now                    the g-th change of the pauses; the state in force
+policy/gates/<incarnation>                    what a worker's gateway last did about them
 logs/                                         output of jobs and workers
 """
 
@@ -132,7 +134,9 @@ class RunPaths:
             self.drain,
             self.hold,
             self.policy,
+            self.policy / "admission",
             self.policy / "endpoints",
+            self.policy / "gates",
             self.policy / "versions",
             self.logs,
         )
@@ -179,6 +183,20 @@ class RunPaths:
 
     def endpoint_beat(self, endpoint_id: str) -> Path:
         return self.policy / "endpoints" / f"{endpoint_id}.beat"
+
+    def admission_change(self, generation: int) -> Path:
+        return self.policy / "admission" / str(generation)
+
+    @property
+    def admission_now(self) -> Path:
+        return self.policy / "admission" / "now"
+
+    @property
+    def gates(self) -> Path:
+        return self.policy / "gates"
+
+    def gate_file(self, incarnation: str) -> Path:
+        return self.gates / incarnation
 
     def fanout(self, ref: RolloutRef) -> str:
         return f"{ref.ordinal >> FANOUT_BITS}"

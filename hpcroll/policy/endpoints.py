@@ -18,6 +18,9 @@ from hpcroll.fs.atomic import list_names, publish, read_fresh
 from hpcroll.fs.paths import RunPaths
 
 _BEAT_DIGITS = 20
+DEFAULT_KIND = "vllm"
+KINDS = ("vllm", "sglang")
+"""Engines whose API a gateway can speak."""
 
 
 class Endpoint(Record):
@@ -32,12 +35,18 @@ class Endpoint(Record):
     """Model name that the server expects."""
     version: int | None = Field(default=None, ge=0)
     """The policy version that it serves; None where it follows the registry."""
-    kind: str = "openai"
+    kind: str = DEFAULT_KIND
+    """The engine whose API it speaks, one of `KINDS`."""
     node: str = ""
 
     @classmethod
     def new(cls, url: str, served_name: str, *, version: int | None, kind: str) -> Self:
-        """An endpoint with an id of its own; raises `ConfigError` where `url` is no HTTP URL."""
+        """An endpoint with an id of its own.
+
+        Raises `ConfigError` where `url` is no HTTP URL or `kind` is unknown.
+        """
+        if kind not in KINDS:
+            raise ConfigError(f"endpoint kind {kind!r} is unknown; known: {', '.join(KINDS)}")
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"endpoint {url!r} is not an http:// or https:// URL")

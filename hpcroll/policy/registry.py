@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from pydantic import ValidationError
 
@@ -10,17 +13,41 @@ from hpcroll.contract.policy import PolicyVersion
 from hpcroll.errors import ConfigError, CorruptRecordError
 from hpcroll.fs.atomic import publish, read_fresh, replace
 from hpcroll.fs.paths import RunPaths
-from hpcroll.policy.endpoints import Endpoint, EndpointLease, EndpointWatch, register
+from hpcroll.policy.endpoints import DEFAULT_KIND, Endpoint, EndpointLease, EndpointWatch, register
+from hpcroll.policy.gates import GateWatch
+from hpcroll.policy.pauses import Pause, PauseMode, Pauses
+
+TRAINER = "trainer"
+"""Whose pause it is where nobody says."""
+_LOOK_S = 0.2
+_SEEN_S = 15.0
+"""Seconds that gateways get to see a pause, on top of what calls in flight get."""
+
+
+@dataclass(frozen=True, slots=True)
+class PauseOutcome:
+    """How far a pause has come."""
+
+    pause: Pause
+    waiting: dict[str, str]
+    """Live workers (incarnations) that have yet to act on it, with what is missing."""
+
+    @property
+    def complete(self) -> bool:
+        """Every live worker admits no new call and, unless calls are kept, has none in flight."""
+        return not self.waiting
 
 
 class PolicyRegistry:
-    """The policy versions and inference servers of one run. Not for several threads at once."""
+    """The policy versions, inference servers and pauses of one run. Not for several threads at once."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
         self._chain: dict[int, PolicyVersion] = {}
         """Entries read so far, by their place in the chain; immutable, so never read twice."""
         self._watch = EndpointWatch(paths)
+        self._pauses = Pauses(paths)
+        self._gates = GateWatch(paths)
 
     def publish(
         self,
@@ -73,17 +100,76 @@ class PolicyRegistry:
         return None if data is None else self._parse(data, str(self._paths.policy_latest(name)))
 
     def register_endpoint(
-        self, url: str, served_name: str, *, version: int | None = None, kind: str = "openai"
+        self, url: str, served_name: str, *, version: int | None = None, kind: str = DEFAULT_KIND
     ) -> EndpointLease:
         """Tells gateways of an inference server; it counts as live while the lease beats.
 
-        `version`: the policy version that it serves, None where it follows the registry.
+        `version`: the policy version that it serves, None where it follows the registry. `kind`: `vllm`
+        or `sglang`, the engine whose API it speaks. Raises `ConfigError` for an unknown one.
         """
         return register(self._paths, Endpoint.new(url, served_name, version=version, kind=kind))
 
     def endpoints(self, max_silence_s: float) -> tuple[Endpoint, ...]:
         """The servers whose heartbeat moved within `max_silence_s`, see `EndpointWatch.live`."""
         return self._watch.live(max_silence_s)
+
+    def pause(
+        self,
+        *,
+        name: str = TRAINER,
+        mode: PauseMode | str = PauseMode.CUT,
+        drain_s: float = 30.0,
+        max_s: float = 300.0,
+        timeout_s: float | None = None,
+    ) -> PauseOutcome:
+        """Lets gateways admit no new model call until `resume`, and waits until they do so.
+
+        Calls wait meanwhile, they do not fail. Those in flight may finish for `drain_s` seconds; then they
+        are cut, and sent again after the pause. With mode `keep` they go on instead. Returns once every
+        live worker has acted, at the latest after `timeout_s` (default: `drain_s` and 15 s); the outcome
+        says who has not. The pause ends by itself after `max_s` seconds, so that a dead trainer stops
+        nobody for ever; calling again under the same `name` renews it. Pauses of several names add up.
+
+        Raises `ConfigError` for impossible bounds, and where somebody lifted the pause meanwhile.
+        """
+        if mode not in list(PauseMode):
+            raise ConfigError(f"pause mode {mode!r} is unknown; known: {', '.join(PauseMode)}")
+        if max_s <= drain_s and mode == PauseMode.CUT:
+            raise ConfigError(f"max_s {max_s:g} must exceed drain_s {drain_s:g}: the pause would end first")
+        pause = self._pauses.put(name, mode=PauseMode(mode), drain_s=drain_s, max_s=max_s)
+        end = time.monotonic() + (drain_s + _SEEN_S if timeout_s is None else timeout_s)
+        while (waiting := self._gates.waiting(pause)) and time.monotonic() < end:
+            if self._pauses.read().find(name) != pause:
+                raise ConfigError(f"pause {name!r} was lifted or renewed by somebody else; pause again")
+            time.sleep(min(_LOOK_S, max(end - time.monotonic(), 0.0)))
+        return PauseOutcome(pause, waiting)
+
+    def resume(self, name: str | None = TRAINER) -> bool:
+        """Takes the pause of party `name` back, with None every pause; whether there was one.
+
+        Calls go on within about a second, unless another party's pause is in force.
+        """
+        return self._pauses.lift(name)
+
+    @contextmanager
+    def paused(
+        self,
+        *,
+        name: str = TRAINER,
+        mode: PauseMode | str = PauseMode.CUT,
+        drain_s: float = 30.0,
+        max_s: float = 300.0,
+        timeout_s: float | None = None,
+    ) -> Iterator[PauseOutcome]:
+        """`pause` on entry, `resume` on exit: load and publish new weights in between."""
+        try:
+            yield self.pause(name=name, mode=mode, drain_s=drain_s, max_s=max_s, timeout_s=timeout_s)
+        finally:
+            self.resume(name)
+
+    def pauses(self) -> tuple[Pause, ...]:
+        """The pauses in force; one whose time is over counts until a gateway has noticed."""
+        return self._pauses.read().pauses
 
     def _read_chain(self) -> None:
         while (data := read_fresh(self._paths.policy_version(len(self._chain)))) is not None:

@@ -20,6 +20,7 @@ from hpcroll.config import ModelConfig, SeedPolicy
 from hpcroll.contract import LogprobKind, PolicyId, Rollout, RolloutRef, Sampling, StopReason, Task
 from hpcroll.errors import ConfigError, ModelError, SpoolError
 from hpcroll.gateway import Gateway, GatewaySession, Journal, ModelEndpoint, Upstream, read_journal
+from hpcroll.gateway.balance import Balance
 from hpcroll.testing.harness_suite import until
 from hpcroll.testing.policy_server import PolicyServer, Script, Turn, solves
 from hpcroll.testing.policy_server.script import Behaviour, ToolCall
@@ -74,6 +75,11 @@ def streams(*chunks: Any) -> Answer:
         return response
 
     return answer
+
+
+def prefers(session: str, server: str, other: str) -> bool:
+    """Whether a session's first call goes to `server` and not to `other`."""
+    return Balance().choose(session, [server, other]) == server
 
 
 async def hangs_up(request: web.Request) -> web.StreamResponse:
@@ -386,7 +392,10 @@ def test_busy_and_broken_servers_are_left_for_another_and_nothing_is_lost(tmp_pa
                 (tmp_path / name).mkdir()
                 urls = (broken.url, f"{good.url}/v1/")
                 async with gateway(tmp_path / name, *urls) as (gate, _):
-                    session = gate.open_session(rollout(), 1)
+                    # A session whose first choice is the broken one: equally loaded servers are hashed.
+                    names = (rollout(ordinal) for ordinal in range(100))
+                    chosen = next(r for r in names if prefers(f"{r.rollout_id}.1", broken.url, good.url))
+                    session = gate.open_session(chosen, 1)
                     assert [(await post(session.outside))[0] for _ in range(3)] == [200] * 3
                     # Affinity: once a server took a call of the session, the next ones go there.
                     assert (len(broken.bodies), len(good.bodies)) == (1, 3)

@@ -35,7 +35,7 @@ def test_registered_server_is_listed_with_what_it_said(paths: RunPaths) -> None:
         "http://gpu1:8000",
         "qwen",
         3,
-        "openai",
+        "vllm",
     )
 
 
@@ -73,3 +73,8 @@ def test_server_that_a_stale_listing_still_names_is_not_live(paths: RunPaths) ->
 def test_what_is_no_http_url_is_refused(paths: RunPaths, url: str) -> None:
     with pytest.raises(ConfigError, match="URL"):
         PolicyRegistry(paths).register_endpoint(url, "m")
+
+
+def test_kind_that_no_gateway_speaks_is_refused(paths: RunPaths) -> None:
+    with pytest.raises(ConfigError, match="known: vllm, sglang"):
+        PolicyRegistry(paths).register_endpoint("http://a:1", "m", kind="tgi")
