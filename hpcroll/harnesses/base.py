@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from pathlib import Path
+from typing import ClassVar, Protocol, runtime_checkable
 
 from hpcroll.config import HarnessConfig, Strict
 from hpcroll.contract import Action, StopReason
+from hpcroll.errors import HpcrollError
 from hpcroll.gateway import ModelEndpoint
 from hpcroll.sandboxes.base import Sandbox
 
-__all__ = ["AgentSession", "Harness", "ModelEndpoint"]
+__all__ = ["AgentSession", "Harness", "Installed", "ModelEndpoint", "ModelWatch"]
+
+
+class ModelWatch(Protocol):
+    """What the gateway knows of a session: why its latest call got no reply."""
+
+    @property
+    def limit(self) -> StopReason | None:
+        """The limit that refused it."""
+        ...
+
+    @property
+    def error(self) -> HpcrollError | None:
+        """`ModelError` or `SpoolError`."""
+        ...
 
 
 @dataclass(slots=True)
@@ -26,6 +43,8 @@ class AgentSession:
     endpoint: ModelEndpoint
     """Reachable from where the harness runs: the node, or inside the sandbox."""
     rollout_id: str
+    model: ModelWatch | None = None
+    """For harnesses that do not make the model calls themselves."""
     actions: list[Action] = field(default_factory=list)
     answer: str | None = None
 
@@ -47,5 +66,22 @@ class Harness(Protocol):
 
         Raises `HarnessError` where the agent program is broken, `SandboxError` where the sandbox is
         gone, `ModelError` where the gateway gave up on the inference side.
+        """
+        ...
+
+
+@runtime_checkable
+class Installed(Protocol):
+    """A harness whose agent program does not come with the image; most harnesses are not."""
+
+    def check(self) -> None:
+        """Raises `ConfigError` where the program is not installed; called before workers are launched."""
+        ...
+
+    def mounts(self, scratch: Path) -> Sequence[tuple[Path, str]]:
+        """Read-only binds that each sandbox of the agent needs: path on this node, path inside.
+
+        Made ready on the node below `scratch` where they are not yet: the first call may take a minute.
+        Raises `HarnessError`.
         """
         ...

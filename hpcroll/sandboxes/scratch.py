@@ -18,6 +18,7 @@ _log = logging.getLogger(__name__)
 _LOCK = "alive"
 _SLOTS = "start-slots"
 _CACHE = "image-cache"
+_AGENTS = "agents"
 
 
 class Scratch:
@@ -77,6 +78,13 @@ def slots_directory(base: Path) -> Path:
 def cache_directory(base: Path) -> Path:
     """Where this user's pulls on the node keep their layers; made where it is missing."""
     path = _own_directory(base) / _CACHE
+    path.mkdir(exist_ok=True)
+    return path
+
+
+def agents_directory(base: Path) -> Path:
+    """Where this user's workers of the node keep unpacked agent programs; made where it is missing."""
+    path = _own_directory(base) / _AGENTS
     path.mkdir(exist_ok=True)
     return path
 

@@ -164,7 +164,7 @@ async def stage(
         await gateway.start()
         try:
             model = gateway.open_session(_rollout(), 1, max_calls=max_calls)
-            agent = AgentSession(PROMPT, sandbox, model.outside, model.rollout_id)
+            agent = AgentSession(PROMPT, sandbox, model.outside, model.rollout_id, model)
             yield Stage(server, journal, model, sandbox, agent)
         finally:
             await gateway.close()

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hpcroll.config import RunConfig
 from hpcroll.contract import Stage, StopReason, Task, Verdict
 from hpcroll.evaluators.base import Artefacts
 from hpcroll.gateway import Gateway
 from hpcroll.handlers.base import Handler
-from hpcroll.harnesses.base import AgentSession, Harness
+from hpcroll.harnesses.base import AgentSession, Harness, Installed
 from hpcroll.plugins import Family, load
 from hpcroll.sandboxes.base import Sandbox, SandboxProvider, SandboxSpec
 from hpcroll.worker.pools import Flight, StagePools
@@ -56,7 +57,9 @@ class Stages:
         async with contextlib.AsyncExitStack() as stack:
             async with self._pools.slot(Stage.INIT, flight):
                 sandbox = await self._provider.start(
-                    SandboxSpec(name=f"{flight.scratch_name}.run", image=task.image)
+                    SandboxSpec(
+                        name=f"{flight.scratch_name}.run", image=task.image, binds=await self._mounts()
+                    )
                 )
                 stack.push_async_callback(_stop, sandbox)
                 await self._handler(task).init(task, sandbox)
@@ -106,6 +109,7 @@ class Stages:
                 sandbox=sandbox,
                 endpoint=endpoint,
                 rollout_id=rollout.rollout_id,
+                model=model,
             )
             try:
                 async with asyncio.timeout(self._config.stages.run.timeout_s):
@@ -117,6 +121,11 @@ class Stages:
         # A limit that the gateway enforced is the reason, whatever the agent made of the refusal.
         stop_reason = model.limit or stop_reason
         return Ran(stop_reason, await handler.collect(rollout.task, flight.agent))
+
+    async def _mounts(self) -> tuple[tuple[Path, str], ...]:
+        if not isinstance(self._harness, Installed):
+            return ()
+        return tuple(await asyncio.to_thread(self._harness.mounts, self._config.sandbox.scratch))
 
     def _handler(self, task: Task) -> Handler:
         handler = self._handlers.get(task.handler)

