@@ -1,0 +1,63 @@
+"""Which policy versions may have served a call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpcroll.contract import PolicyId
+
+
+def served_by(
+    before: PolicyId | None,
+    after: PolicyId | None,
+    *,
+    name: str,
+    named: Sequence[int] = (),
+    fixed: int | None = None,
+    history: Sequence[PolicyId] = (),
+) -> PolicyId | None:
+    """The policy of a call, as exactly as it is known and no more so.
+
+    `before` and `after`: what the registry named last when the call was sent and, read anew, when its last
+    token was there. `named`: the versions that the engine named; `fixed`: the version that its server was
+    registered with, which counts where the engine named none. `history`: published versions, oldest first.
+
+    What the engine says is exact. Without its word the range spans the versions before and after; where
+    that is a single one, the version before it as well, since a silent engine may still be loading what was
+    published last. Versions of two lineages span no range: such a call is the older lineage's, so that
+    nobody who trains on the newer one takes it for his own.
+    """
+    known = after or before
+    said = tuple(named) or (() if fixed is None else (fixed,))
+    if said:
+        low, high = min(said), max(said)
+        lineage = known.lineage if known is not None else ""
+        return PolicyId(
+            policy_name=known.policy_name if known is not None else name,
+            lineage=_lineage_of((low, high), history) or lineage,
+            version_low=low,
+            version_high=high,
+        )
+    if before is None or after is None:
+        return _widened(known)
+    if before.lineage != after.lineage:
+        return _widened(before)
+    low, high = min(before.version_low, after.version_low), max(before.version_high, after.version_high)
+    return _widened(before.model_copy(update={"version_low": low, "version_high": high}))
+
+
+def _widened(policy: PolicyId | None) -> PolicyId | None:
+    # low = high is the engine's word alone.
+    if policy is None or policy.version_low != policy.version_high:
+        return policy
+    return policy.model_copy(update={"version_low": max(policy.version_low - 1, 0)})
+
+
+def _lineage_of(said: tuple[int, int], history: Sequence[PolicyId]) -> str | None:
+    """The lineage that was published last with each of these versions; the older one where they differ."""
+    places = []
+    for version in said:
+        found = [place for place, entry in enumerate(history) if entry.version_high == version]
+        if found:
+            places.append(found[-1])
+    return history[min(places)].lineage if places else None
