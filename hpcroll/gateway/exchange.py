@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import aiohttp
 from aiohttp import web
@@ -16,12 +17,12 @@ from hpcroll.gateway.engines.base import Part, Question, Reading
 from hpcroll.gateway.engines.chat import ChatEngine
 from hpcroll.gateway.outlet import AgentGoneError, Outlet
 from hpcroll.gateway.overflow import is_overflow, read_lengths
-from hpcroll.gateway.refusal import Refusal, bad_request, not_recorded, upstream_failed
+from hpcroll.gateway.refusal import Lengths, Refusal, bad_request, not_recorded, upstream_failed
 from hpcroll.gateway.reply import ReplyReader
 from hpcroll.gateway.sampling import force_sampling
 from hpcroll.gateway.session import GatewaySession
 from hpcroll.gateway.sse import events
-from hpcroll.gateway.upstream import Accepted, UpstreamRefusal
+from hpcroll.gateway.upstream import Accepted, Upstream, UpstreamRefusal
 
 _AGENT_GONE = "the agent went away before the reply was complete"
 
@@ -32,6 +33,7 @@ class Exchange:
     def __init__(self, session: GatewaySession, request: ChatRequest, dialect: str, outlet: Outlet) -> None:
         self._session = session
         self._config = session.services.config
+        request = replace(request, messages=session.recall.restore(request.messages, request.tools))
         self._request = request
         self._dialect = dialect
         self._outlet = outlet
@@ -115,7 +117,7 @@ class Exchange:
         length, longest = usage.prompt_counted + usage.completion_counted, self._config.context_tokens
         if length > longest:
             message = f"this call is {length} tokens long; the maximum context length is {longest} tokens"
-            self._session.refuse(StopReason.CONTEXT_LIMIT, message)
+            self._session.refuse(StopReason.CONTEXT_LIMIT, message, Lengths(longest, length))
 
     async def _send(self) -> Accepted:
         try:
@@ -124,8 +126,7 @@ class Exchange:
             lengths = read_lengths(refusal) if is_overflow(refusal) else None
             if lengths is None:
                 raise
-            longest, prompt = min(lengths[0], self._config.context_tokens), lengths[1]
-            room = longest - prompt
+            room = min(lengths.longest, self._config.context_tokens) - lengths.found
             if not 1 <= room < (self._sampling.max_tokens or 0):
                 raise
             # The prompt fits, the reply's bound did not: servers refuse that instead of lowering it.
@@ -134,8 +135,12 @@ class Exchange:
 
     async def _send_once(self) -> Accepted:
         question = Question(self._request, self._sampling)
-        body = self._engine.body(question, model=self._config.served_name or self._config.name)
-        return await self._session.services.pool.send(body, session=self._session.name)
+
+        def ask(upstream: Upstream) -> tuple[str, bytes]:
+            name = upstream.served_name or self._config.served_name or self._config.name
+            return self._engine.path, self._engine.body(question, model=name)
+
+        return await self._session.services.pool.send(ask, session=self._session.name)
 
     async def _read_stream(self, accepted: Accepted, reading: Reading) -> None:
         async for data in events(accepted.response.content.iter_any()):
@@ -151,12 +156,12 @@ class Exchange:
             self._first_token_s = time.monotonic() - self._started
         self._reply.take(part)
         if part.delta:
-            await self._outlet.forward(part.delta)
+            await self._outlet.forward(part.delta, self._reply.prompt_tokens)
 
     def _translate(self, refusal: UpstreamRefusal) -> Refusal:
         if is_overflow(refusal):
             try:
-                self._session.refuse(StopReason.CONTEXT_LIMIT, refusal.message)
+                self._session.refuse(StopReason.CONTEXT_LIMIT, refusal.message, read_lengths(refusal))
             except Refusal as limit:
                 return limit
         if refusal.status in (400, 413, 422):

@@ -29,7 +29,7 @@ class Outlet:
         """Whether the agent was shown anything."""
         return self._stream is not None
 
-    async def forward(self, delta: Delta) -> None:
+    async def forward(self, delta: Delta, prompt_tokens: int) -> None:
         """Sends a piece on, or holds it: from the first tool call on, which an agent may act upon.
 
         Raises `AgentGoneError`.
@@ -39,32 +39,33 @@ class Outlet:
         if self._holding:
             self._held.append(events)
         elif events:
-            await self._write(events)
+            await self._write(events, prompt_tokens)
 
     async def finish(self, reply: Reply) -> web.StreamResponse:
         """Sends the rest of a recorded reply; raises `AgentGoneError`."""
         if not self._caller.request.stream:
             return web.json_response(self._caller.whole(reply))
-        return await self._end(b"".join([*self._held, self._caller.closing(reply)]))
+        events = b"".join([*self._held, self._caller.closing(reply)])
+        return await self._end(events, reply.prompt_tokens)
 
     async def refuse(self, refusal: Refusal) -> web.StreamResponse:
         """Sends `refusal` in the place of what is left of the reply; raises `AgentGoneError`."""
         if self._stream is None:
             return refuse(self._dialect, refusal)
-        return await self._end(self._caller.broken(refusal))
+        return await self._end(self._caller.broken(refusal), 0)
 
-    async def _end(self, events: bytes) -> web.StreamResponse:
-        await self._write(events)
+    async def _end(self, events: bytes, prompt_tokens: int) -> web.StreamResponse:
+        await self._write(events, prompt_tokens)
         assert self._stream is not None
         return self._stream
 
-    async def _write(self, events: bytes) -> None:
+    async def _write(self, events: bytes, prompt_tokens: int) -> None:
         try:
             if self._stream is None:
                 stream = web.StreamResponse(headers={"Content-Type": self._caller.content_type})
                 await stream.prepare(self._http)
                 self._stream = stream
-                events = self._caller.opening() + events
+                events = self._caller.opening(prompt_tokens) + events
             await self._stream.write(events)
         except ConnectionError as error:
             raise AgentGoneError from error

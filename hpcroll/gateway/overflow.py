@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hpcroll.gateway.refusal import CONTEXT_CODE
+from hpcroll.gateway.refusal import CONTEXT_CODE, Lengths
 from hpcroll.gateway.upstream import UpstreamRefusal
 
 # As vLLM, SGLang and OpenAI put it.
@@ -24,9 +24,9 @@ def is_overflow(refusal: UpstreamRefusal) -> bool:
     return refusal.code == CONTEXT_CODE or _OVERFLOW.search(refusal.message) is not None
 
 
-def read_lengths(refusal: UpstreamRefusal) -> tuple[int, int] | None:
+def read_lengths(refusal: UpstreamRefusal) -> Lengths | None:
     """The longest context and the prompt's length, where the message says both."""
     longest, prompt = _LONGEST.search(refusal.message), _PROMPT.search(refusal.message)
     if longest is None or prompt is None:
         return None
-    return int(longest[1]), int(next(number for number in prompt.groups() if number is not None))
+    return Lengths(int(longest[1]), int(next(number for number in prompt.groups() if number is not None)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from hpcroll.contract import StopReason
 
 CONTEXT_CODE = "context_length_exceeded"
@@ -12,8 +14,21 @@ NOT_RECORDED_CODE = "not_recorded"
 _LIMIT_CODES = {StopReason.CONTEXT_LIMIT: CONTEXT_CODE}
 
 
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Of a call, in tokens."""
+
+    longest: int
+    """The longest that it may be."""
+    found: int
+    """The prompt, or prompt and reply."""
+
+
 class Refusal(Exception):
     """An error for the agent; `kind` (OpenAI's `type`) and `code` are stable, the message is for people."""
+
+    lengths: Lengths | None = None
+    """Of a context that is too long, where they are known: agents read them out of the message."""
 
     def __init__(self, status: int, kind: str, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -29,9 +44,11 @@ def bad_request(message: str, *, code: str = "invalid_request", param: str | Non
     return Refusal(400, "invalid_request_error", code, message, param)
 
 
-def limit_reached(limit: StopReason, message: str) -> Refusal:
+def limit_reached(limit: StopReason, message: str, lengths: Lengths | None = None) -> Refusal:
     """A limit of the rollout. Status 400, because clients try 429 again."""
-    return Refusal(400, "invalid_request_error", _LIMIT_CODES.get(limit, limit.value), message)
+    refusal = Refusal(400, "invalid_request_error", _LIMIT_CODES.get(limit, limit.value), message)
+    refusal.lengths = lengths
+    return refusal
 
 
 def limit_of(code: object) -> StopReason | None:

@@ -73,13 +73,18 @@ class ReplyReader:
         logprobs[: len(known)] = known
         return CallTokens(nothing if self._prompt_ids is None else self._prompt_ids, sampled, logprobs)
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt; 0 until the engine names it."""
+        return 0 if self._prompt_ids is None else len(self._prompt_ids)
+
     def usage(self) -> Usage:
         """Token counts as reported and as the ids count."""
         reported = {name: value for name, value in self._usage.items() if isinstance(value, int)}
         return Usage(
             prompt_reported=reported.get("prompt_tokens"),
             completion_reported=reported.get("completion_tokens"),
-            prompt_counted=0 if self._prompt_ids is None else len(self._prompt_ids),
+            prompt_counted=self.prompt_tokens,
             completion_counted=sum(map(len, self._sampled_ids)),
         )
 

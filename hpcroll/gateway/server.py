@@ -30,6 +30,7 @@ _KEY_HEADERS = ("X-Api-Key", "X-Goog-Api-Key")
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _SessionOf = Callable[[web.Request], GatewaySession]
+_Answer = Callable[[Dialect, GatewaySession, web.Request], Awaitable[web.StreamResponse]]
 
 
 class Gateway:
@@ -117,9 +118,9 @@ async def _runner(dialects: Sequence[Dialect], session_of: _SessionOf) -> web.Ap
     app.router.add_get("/", _alive)
     for dialect in dialects:
         for route in dialect.calls:
-            app.router.add_post(route, _answering(dialect, session_of, _answer_call))
+            app.router.add_post(route, _answering(dialect, session_of, _answering_call(route)))
         for route in dialect.counts:
-            app.router.add_post(route, _answering(dialect, session_of, _answer_count))
+            app.router.add_post(route, _answering(dialect, session_of, _answering_count(route)))
         for route, document in dialect.documents().items():
             app.router.add_get(route, _answering(dialect, session_of, _telling(document)))
     # An agent that hangs up frees the inference server's slot: its handler is cancelled.
@@ -132,11 +133,7 @@ async def _alive(request: web.Request) -> web.Response:
     return web.Response(text="hpcroll\n")
 
 
-def _answering(
-    dialect: Dialect,
-    session_of: _SessionOf,
-    answer: Callable[[Dialect, GatewaySession, web.Request], Awaitable[web.StreamResponse]],
-) -> _Handler:
+def _answering(dialect: Dialect, session_of: _SessionOf, answer: _Answer) -> _Handler:
     async def handler(http: web.Request) -> web.StreamResponse:
         try:
             session = session_of(http)
@@ -147,32 +144,36 @@ def _answering(
     return handler
 
 
-async def _answer_call(dialect: Dialect, session: GatewaySession, http: web.Request) -> web.StreamResponse:
-    caller = dialect.read(await _read(http))
-    session.admit()
-    outlet = Outlet(http, dialect, caller)
-    return await Exchange(session, caller.request, dialect.name, outlet).run()
+def _answering_call(route: str) -> _Answer:
+    async def answer(dialect: Dialect, session: GatewaySession, http: web.Request) -> web.StreamResponse:
+        caller = dialect.read(await _read(http, route))
+        session.admit()
+        outlet = Outlet(http, dialect, caller)
+        return await Exchange(session, caller.request, dialect.name, outlet).run()
+
+    return answer
 
 
-async def _answer_count(dialect: Dialect, session: GatewaySession, http: web.Request) -> web.StreamResponse:
-    request = dialect.read_count(await _read(http))
-    return web.json_response(dialect.count(session.count_tokens(request)))
+def _answering_count(route: str) -> _Answer:
+    async def answer(dialect: Dialect, session: GatewaySession, http: web.Request) -> web.StreamResponse:
+        request = dialect.read_count(await _read(http, route))
+        return web.json_response(dialect.count(session.count_tokens(request)))
+
+    return answer
 
 
-def _telling(
-    document: Mapping[str, Any],
-) -> Callable[[Dialect, GatewaySession, web.Request], Awaitable[web.StreamResponse]]:
-    async def tell(dialect: Dialect, session: GatewaySession, http: web.Request) -> web.StreamResponse:
+def _telling(document: Mapping[str, Any]) -> _Answer:
+    async def answer(dialect: Dialect, session: GatewaySession, http: web.Request) -> web.StreamResponse:
         return web.json_response(document)
 
-    return tell
+    return answer
 
 
-async def _read(http: web.Request) -> HttpCall:
+async def _read(http: web.Request, route: str) -> HttpCall:
     try:
         body = from_json(await http.read(), allow_inf_nan=False)
     except ValueError as error:
         raise bad_request(f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise bad_request("the body must be a JSON object")
-    return HttpCall(body, http.match_info, http.query, http.headers)
+    return HttpCall(body, route, http.query, http.headers)

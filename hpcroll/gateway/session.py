@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from aiohttp import web
 from pydantic_core import to_json
@@ -17,7 +17,8 @@ from hpcroll.errors import HpcrollError, SpoolError
 from hpcroll.gateway.endpoint import ModelEndpoint
 from hpcroll.gateway.journal import Journal
 from hpcroll.gateway.prefix import MessageList
-from hpcroll.gateway.refusal import limit_reached
+from hpcroll.gateway.recall import Recall
+from hpcroll.gateway.refusal import Lengths, limit_reached
 from hpcroll.gateway.upstream import UpstreamPool
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class GatewaySession:
         self._context_tokens = 0
         self._bytes_per_token = _BYTES_PER_TOKEN
         self._messages = MessageList()
+        self.recall = Recall()
+        """What tool calls the agent was shown."""
         self._in_flight: set[asyncio.Task[web.StreamResponse]] = set()
         self._inside: list[web.AppRunner] = []
 
@@ -131,10 +134,10 @@ class GatewaySession:
                 StopReason.TURN_LIMIT, f"this rollout has made {self._replies} model calls, its limit"
             )
 
-    def refuse(self, limit: StopReason, message: str) -> None:
+    def refuse(self, limit: StopReason, message: str, lengths: Lengths | None = None) -> NoReturn:
         """Sets `limit` and raises its `Refusal`."""
         self.limit = limit
-        raise limit_reached(limit, message)
+        raise limit_reached(limit, message, lengths)
 
     def begin(self, request: ChatRequest) -> Ticket:
         """Numbers a call and decides how much it may sample."""
@@ -176,6 +179,7 @@ class GatewaySession:
         self._context_tokens = len(recorded.tokens.prompt_ids) + sampled
         self._bytes_per_token = max(ticket.prompt_bytes / len(recorded.tokens.prompt_ids), 0.1)
         self._messages.reply(ticket.message_ticket, recorded.call.reply)
+        self.recall.note(recorded.call.reply)
         if self.limit is StopReason.CONTEXT_LIMIT:
             self.limit = None
 

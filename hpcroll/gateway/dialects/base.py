@@ -17,8 +17,8 @@ class HttpCall:
     """A request as it came in."""
 
     body: Mapping[str, Any]
-    path: Mapping[str, str] = field(default_factory=dict)
-    """The variable parts of the route, for example `model`."""
+    route: str = ""
+    """The one of the dialect's routes that it came by."""
     query: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -38,7 +38,9 @@ class Caller(Protocol):
         """The body of a reply that is not streamed."""
         ...
 
-    def opening(self) -> bytes: ...
+    def opening(self, prompt_tokens: int) -> bytes:
+        """`prompt_tokens`: 0 where the server has not said yet."""
+        ...
 
     def delta(self, delta: Delta) -> bytes: ...
 

@@ -169,7 +169,7 @@ class _ChatCaller:
             choice["logprobs"] = {"content": list(reply.logprobs)}
         return {**self._head, "choices": [choice], "usage": _usage(reply)}
 
-    def opening(self) -> bytes:
+    def opening(self, prompt_tokens: int) -> bytes:
         return self._chunk({"role": "assistant", "content": ""})
 
     def delta(self, delta: Delta) -> bytes:

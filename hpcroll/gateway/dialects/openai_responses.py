@@ -1,0 +1,453 @@
+"""OpenAI Responses: https://platform.openai.com/docs/api-reference/responses.
+
+Nothing is stored between requests: agents send the whole conversation (`store: false`).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from hpcroll.gateway.chat import ChatRequest, Delta, Message, Reply
+from hpcroll.gateway.dialects.base import SSE, Caller, HttpCall, unsupported_content
+from hpcroll.gateway.dialects.openai_chat import openai_error
+from hpcroll.gateway.dialects.sampling import read_sampling
+from hpcroll.gateway.recall import arguments_object
+from hpcroll.gateway.refusal import Refusal, bad_request
+
+_TEXT_TYPES = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+_CUSTOM_ARGUMENT = "input"
+"""The one argument of a tool that takes text: the function that stands for it has this parameter."""
+_HOSTED = frozenset(
+    {
+        *("web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation", "mcp"),
+        *("computer", "computer_use_preview", "tool_search", "programmatic_tool_calling"),
+    }
+)
+"""Tools that OpenAI's servers run: the model is not offered them."""
+
+
+class OpenAIResponses:
+    """`POST /v1/responses` and `POST /v1/responses/input_tokens`."""
+
+    name: ClassVar[str] = "openai_responses"
+    calls: ClassVar[tuple[str, ...]] = ("/v1/responses",)
+    counts: ClassVar[tuple[str, ...]] = ("/v1/responses/input_tokens",)
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def read(self, call: HttpCall) -> Caller:
+        tools = _Tools(call.body.get("tools") or ())
+        request = read_request(call.body, tools)
+        encrypted = "reasoning.encrypted_content" in (call.body.get("include") or ())
+        return _ResponsesCaller(request, tools, call.body, model=self._model, encrypted=encrypted)
+
+    def read_count(self, call: HttpCall) -> ChatRequest:
+        return read_request(call.body, _Tools(call.body.get("tools") or ()))
+
+    def count(self, tokens: int) -> Mapping[str, Any]:
+        return {"object": "response.input_tokens", "input_tokens": tokens}
+
+    def refusal(self, refusal: Refusal) -> Mapping[str, Any]:
+        return openai_error(refusal)
+
+    def documents(self) -> Mapping[str, Mapping[str, Any]]:
+        return {}
+
+
+class _Tools:
+    """The tools of a request as functions, and what each function stands for."""
+
+    def __init__(self, tools: Sequence[Any]) -> None:
+        self.functions: list[dict[str, Any]] = []
+        self._custom: set[str] = set()
+        self._namespaces: dict[str, str] = {}
+        for index, tool in enumerate(tools):
+            self._add(tool, f"tools[{index}]")
+
+    def _add(self, tool: Any, where: str, namespace: str = "") -> None:
+        kind = tool.get("type") if isinstance(tool, dict) else type(tool).__name__
+        if kind == "function":
+            parameters = tool.get("parameters") or {"type": "object", "properties": {}}
+            self._offer(tool, parameters, namespace)
+        elif kind == "custom":
+            text = {"type": "string", "description": _grammar(tool)}
+            parameters = {
+                "type": "object",
+                "properties": {_CUSTOM_ARGUMENT: text},
+                "required": [_CUSTOM_ARGUMENT],
+            }
+            self._custom.add(tool["name"])
+            self._offer(tool, parameters, namespace)
+        elif kind == "namespace":
+            for inner in tool.get("tools") or ():
+                self._add(inner, where, tool["name"])
+        elif kind not in _HOSTED:
+            raise bad_request(f"{where} of type {kind!r} is not supported", code="unsupported", param=where)
+
+    def _offer(self, tool: Mapping[str, Any], parameters: Any, namespace: str) -> None:
+        if namespace:
+            self._namespaces[tool["name"]] = namespace
+        function = {
+            "name": tool["name"],
+            "description": tool.get("description") or "",
+            "parameters": parameters,
+        }
+        self.functions.append({"type": "function", "function": function})
+
+    def item(self, call: Mapping[str, Any], status: str) -> dict[str, Any]:
+        """The output item of a tool call."""
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        item = {"call_id": call["id"], "name": name, "status": status}
+        if name in self._namespaces:
+            item["namespace"] = self._namespaces[name]
+        if name in self._custom:
+            text = custom_input(arguments)
+            return {"type": "custom_tool_call", "id": f"ctc_{call['id']}", **item, "input": text}
+        return {"type": "function_call", "id": f"fc_{call['id']}", **item, "arguments": arguments}
+
+
+def _grammar(tool: Mapping[str, Any]) -> str:
+    form = tool.get("format") or {}
+    if form.get("type") != "grammar":
+        return "The input, as text."
+    return f"The input, as text of this {form.get('syntax', '')} grammar:\n{form.get('definition', '')}"
+
+
+def custom_input(arguments: str) -> str:
+    """The text that a call of a custom tool hands over; arguments of another form as they stand."""
+    text = arguments_object(arguments).get(_CUSTOM_ARGUMENT)
+    return text if isinstance(text, str) else arguments
+
+
+def read_request(body: Mapping[str, Any], tools: _Tools) -> ChatRequest:
+    """The request in `body`; raises `Refusal` that names what is wrong or not supported."""
+    for name in ("previous_response_id", "conversation", "prompt"):
+        if body.get(name):
+            raise bad_request(
+                f"{name}: not supported, nothing is stored between requests; send the whole input",
+                code="unsupported",
+                param=name,
+            )
+    sent = body.get("input")
+    items = [{"role": "user", "content": sent}] if isinstance(sent, str) else sent
+    if not isinstance(items, list) or not items:
+        raise bad_request("input must be text or a non-empty list of items", param="input")
+    conversation = _Conversation()
+    if instructions := body.get("instructions"):
+        conversation.say("system", instructions)
+    for index, item in enumerate(items):
+        conversation.add(item, f"input[{index}]")
+    fields = {name: body[name] for name in ("temperature", "top_p") if body.get(name) is not None}
+    if (most := body.get("max_output_tokens")) is not None:
+        fields["max_tokens"] = most
+    passed_on, constraints = _choice(body.get("tool_choice"))
+    if body.get("parallel_tool_calls") is False:
+        passed_on["parallel_tool_calls"] = False
+    form = (body.get("text") or {}).get("format") or {}
+    if form.get("type", "text") == "json_schema":
+        schema = {name: form[name] for name in ("name", "schema", "strict") if name in form}
+        constraints["response_format"] = {"type": "json_schema", "json_schema": schema}
+    elif form.get("type", "text") != "text":
+        constraints["response_format"] = form
+    return ChatRequest(
+        messages=tuple(conversation.messages()),
+        stream=bool(body.get("stream")),
+        tools=tuple(tools.functions),
+        asked=read_sampling(fields),
+        constraints=constraints,
+        passed_on=passed_on,
+    )
+
+
+def _choice(choice: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is passed on, and what constrains sampling, of a `tool_choice`."""
+    if choice in (None, "auto"):
+        return {}, {}
+    if choice == "none":
+        return {"tool_choice": "none"}, {}
+    if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
+        return {}, {"tool_choice": {"type": "function", "function": {"name": choice.get("name")}}}
+    return {}, {"tool_choice": "required"}
+
+
+class _Conversation:
+    """Items as messages. What one reply said stands in several items, and becomes one message again."""
+
+    def __init__(self) -> None:
+        self._messages: list[dict[str, Any]] = []
+        self._reply: dict[str, Any] | None = None
+        """The assistant message that items still join; none once something else came."""
+
+    def messages(self) -> list[Message]:
+        return self._messages
+
+    def say(self, role: str, text: str) -> None:
+        self._reply = None
+        self._messages.append({"role": role, "content": text})
+
+    def add(self, item: Any, where: str) -> None:
+        kind = item.get("type", "message") if isinstance(item, dict) else type(item).__name__
+        if kind == "message":
+            self._message(item, where)
+        elif kind == "reasoning":
+            self._think(item, where)
+        elif kind == "function_call":
+            self._call(item, item.get("arguments") or "")
+        elif kind == "custom_tool_call":
+            text = json.dumps({_CUSTOM_ARGUMENT: item.get("input") or ""}, ensure_ascii=False)
+            self._call(item, text)
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            self._reply = None
+            output = _text(item.get("output") or "", f"{where}.output")
+            self._messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
+        else:
+            raise bad_request(
+                f"{where} of type {kind!r} is not supported", code="unsupported_content", param=where
+            )
+
+    def _message(self, item: Mapping[str, Any], where: str) -> None:
+        role = item.get("role")
+        text = _text(item.get("content") or "", f"{where}.content")
+        if role == "assistant":
+            reply = self._assistant("content")
+            reply["content"] = (reply["content"] or "") + text or None
+        elif role in ("user", "system", "developer"):
+            self.say("system" if role == "developer" else role, text)
+        else:
+            raise bad_request(f"{where}.role: {role!r} is unknown", param=where)
+
+    def _think(self, item: Mapping[str, Any], where: str) -> None:
+        # The sealed text is whole; a summary is what is left where an agent dropped it.
+        text = unseal(item.get("encrypted_content"))
+        if text is None:
+            text = _text(item.get("content") or item.get("summary") or "", where)
+        reply = self._assistant("reasoning_content")
+        if text:
+            reply["reasoning_content"] = reply.get("reasoning_content", "") + text
+
+    def _call(self, item: Mapping[str, Any], arguments: str) -> None:
+        function = {"name": item.get("name"), "arguments": arguments}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        self._assistant("tool_calls").setdefault("tool_calls", []).append(call)
+
+    def _assistant(self, part: str) -> dict[str, Any]:
+        """The message that a part of a reply belongs to: thoughts come first, then text, then calls."""
+        reply = self._reply
+        begins = reply is None or (
+            part != "tool_calls" and ("tool_calls" in reply or part == "reasoning_content")
+        )
+        if begins or reply is None:
+            reply = self._reply = {"role": "assistant", "content": None}
+            self._messages.append(reply)
+        return reply
+
+
+def _text(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content if isinstance(content, list) else [content]:
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        if kind not in _TEXT_TYPES:
+            raise unsupported_content(kind, where)
+        texts.append(part.get("text") or "")
+    return "".join(texts)
+
+
+def seal(text: str) -> str:
+    """Reasoning as the opaque text that agents carry from reply to request."""
+    return base64.b64encode(text.encode()).decode()
+
+
+def unseal(sealed: Any) -> str | None:
+    """The inverse of `seal`; None for what is not sealed here."""
+    try:
+        return base64.b64decode(sealed, validate=True).decode() if isinstance(sealed, str) else None
+    except ValueError:
+        return None
+
+
+class _ResponsesCaller:
+    content_type = SSE
+
+    def __init__(
+        self,
+        request: ChatRequest,
+        tools: _Tools,
+        body: Mapping[str, Any],
+        *,
+        model: str,
+        encrypted: bool,
+    ) -> None:
+        self.request = request
+        self._tools = tools
+        self._encrypted = encrypted
+        self._id = uuid.uuid4().hex
+        self._head = {
+            "id": f"resp_{self._id}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": model,
+            "instructions": body.get("instructions"),
+            "tools": body.get("tools") or [],
+            "tool_choice": body.get("tool_choice") or "auto",
+            "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
+            "temperature": body.get("temperature"),
+            "top_p": body.get("top_p"),
+            "max_output_tokens": body.get("max_output_tokens"),
+            "metadata": body.get("metadata") or {},
+            "store": False,
+        }
+        self._events = 0
+        self._items = 0
+        self._open: _OpenItem | None = None
+
+    def whole(self, reply: Reply) -> Mapping[str, Any]:
+        return self._response(reply)
+
+    def _output(self, reply: Reply) -> list[dict[str, Any]]:
+        output = []
+        if reply.reasoning:
+            output.append(self._reasoning(reply.reasoning))
+        if reply.content:
+            output.append(self._message(reply.content, "completed"))
+        return output + [self._tools.item(call, "completed") for call in reply.tool_calls]
+
+    def opening(self, prompt_tokens: int) -> bytes:
+        response = {**self._head, "status": "in_progress", "output": [], "usage": None, "error": None}
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
+
+    def delta(self, delta: Delta) -> bytes:
+        events = []
+        if delta.reasoning:
+            events += [self._begin("reasoning"), self._add("response.reasoning_text.delta", delta.reasoning)]
+        if delta.content:
+            events += [self._begin("message"), self._add("response.output_text.delta", delta.content)]
+        # Calls follow whole, in the closing: an agent acts upon them only once the call is recorded.
+        return b"".join(events)
+
+    def closing(self, reply: Reply) -> bytes:
+        events = [self._end()]
+        for call in reply.tool_calls:
+            events.append(self._whole_call(call))
+        response = self._response(reply)
+        kind = "response.incomplete" if response["status"] == "incomplete" else "response.completed"
+        return b"".join([*events, self._event(kind, response=response)])
+
+    def broken(self, refusal: Refusal) -> bytes:
+        error = {"code": refusal.code, "message": refusal.message}
+        response = {**self._head, "status": "failed", "output": [], "usage": None, "error": error}
+        return self._event("response.failed", response=response)
+
+    def _response(self, reply: Reply) -> dict[str, Any]:
+        cut = reply.finish_reason == "length"
+        prompt, completion = reply.prompt_tokens, reply.completion_tokens
+        usage = {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": completion,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": prompt + completion,
+        }
+        return {
+            **self._head,
+            "status": "incomplete" if cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": self._output(reply),
+            "usage": usage,
+            "error": None,
+        }
+
+    def _message(self, text: str, status: str) -> dict[str, Any]:
+        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        content = [part] if status == "completed" else []
+        return {
+            "type": "message",
+            "id": f"msg_{self._id}",
+            "role": "assistant",
+            "status": status,
+            "content": content,
+        }
+
+    def _reasoning(self, text: str, *, done: bool = True) -> dict[str, Any]:
+        item: dict[str, Any] = {"type": "reasoning", "id": f"rs_{self._id}", "summary": []}
+        item["content"] = [{"type": "reasoning_text", "text": text}] if done else []
+        if self._encrypted:
+            item["encrypted_content"] = seal(text) if done else ""
+        return item
+
+    def _begin(self, kind: str) -> bytes:
+        if self._open is not None and self._open.kind == kind:
+            return b""
+        events = [self._end()]
+        index, self._items = self._items, self._items + 1
+        item = self._reasoning("", done=False) if kind == "reasoning" else self._message("", "in_progress")
+        self._open = _OpenItem(kind, index, item["id"])
+        events.append(self._event("response.output_item.added", output_index=index, item=item))
+        if kind == "message":
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            events.append(self._event("response.content_part.added", **self._open.place(), part=part))
+        return b"".join(events)
+
+    def _add(self, kind: str, text: str) -> bytes:
+        assert self._open is not None
+        self._open.text += text
+        return self._event(kind, **self._open.place(), delta=text)
+
+    def _end(self) -> bytes:
+        item, self._open = self._open, None
+        if item is None:
+            return b""
+        if item.kind == "reasoning":
+            done = self._reasoning(item.text)
+            events = [self._event("response.reasoning_text.done", **item.place(), text=item.text)]
+        else:
+            done = self._message(item.text, "completed")
+            part = done["content"][0]
+            events = [
+                self._event("response.output_text.done", **item.place(), text=item.text, logprobs=[]),
+                self._event("response.content_part.done", **item.place(), part=part),
+            ]
+        events.append(self._event("response.output_item.done", output_index=item.index, item=done))
+        return b"".join(events)
+
+    def _whole_call(self, call: Mapping[str, Any]) -> bytes:
+        index, self._items = self._items, self._items + 1
+        done = self._tools.item(call, "completed")
+        text_field = "input" if done["type"] == "custom_tool_call" else "arguments"
+        kind = "custom_tool_call_input" if text_field == "input" else "function_call_arguments"
+        added = {**done, text_field: "", "status": "in_progress"}
+        place = {"output_index": index, "item_id": done["id"]}
+        text = done[text_field]
+        return b"".join(
+            (
+                self._event("response.output_item.added", output_index=index, item=added),
+                self._event(f"response.{kind}.delta", **place, delta=text),
+                self._event(f"response.{kind}.done", **place, **{text_field: text}, name=done["name"]),
+                self._event("response.output_item.done", output_index=index, item=done),
+            )
+        )
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        number, self._events = self._events, self._events + 1
+        data = {"type": kind, "sequence_number": number, **fields}
+        return f"event: {kind}\ndata: {json.dumps(data)}\n\n".encode()
+
+
+class _OpenItem:
+    def __init__(self, kind: str, index: int, item_id: str) -> None:
+        self.kind = kind
+        self.text = ""
+        self.index = index
+        self._item_id = item_id
+
+    def place(self) -> dict[str, Any]:
+        return {"item_id": self._item_id, "output_index": self.index, "content_index": 0}
