@@ -12,7 +12,8 @@ from pathlib import Path
 
 from hpcroll.errors import ConfigError
 from hpcroll.testing.policy_server.script import load_scripts
-from hpcroll.testing.policy_server.server import NOTICE, PolicyServer
+from hpcroll.testing.policy_server.server import NOTICE, TEMPLATES, PolicyServer
+from hpcroll.testing.tiny_tokenizer import write_tokenizer
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -21,16 +22,21 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     try:
         scripts = load_scripts(options.scripts) if options.scripts else ()
+        if options.tokenizer_out is not None:
+            write_tokenizer(options.tokenizer_out)
         server = PolicyServer(
             scripts,
             seed=options.seed,
             version=options.version,
             model=options.model,
+            template=options.template,
             remember=options.remember,
             noncanonical=options.noncanonical,
             turn_latency_s=options.turn_latency_s,
             token_latency_s=options.token_latency_s,
             context_tokens=options.context_tokens,
+            name_version=not options.hide_version,
+            incremental=options.incremental,
             log_path=options.log,
         )
     except ConfigError as error:
@@ -48,8 +54,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--version", type=int, default=0, help="policy version that replies name")
     parser.add_argument("--model", default="policy")
+    parser.add_argument("--hide-version", action="store_true", help="name no policy version, as vLLM")
+    parser.add_argument("--template", choices=TEMPLATES, default="tekken")
+    parser.add_argument("--tokenizer-out", type=Path, help="directory for the tokenizer of qwen3")
     parser.add_argument("--remember", action="store_true", help="put sampled ids into the next prompt")
-    parser.add_argument("--noncanonical", type=float, default=0.5, help="share of replies, 0 to 1")
+    parser.add_argument("--noncanonical", type=float, help="share of replies, 0 to 1")
+    parser.add_argument("--incremental", action="store_true", help="/generate streams what is new only")
     parser.add_argument("--turn-latency-s", type=float, default=0.0)
     parser.add_argument("--token-latency-s", type=float, default=0.0)
     parser.add_argument("--context-tokens", type=int, default=131_072)

@@ -6,10 +6,13 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Literal
+from unicodedata import normalize
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from hpcroll.errors import ConfigError
+from hpcroll.testing.policy_server.faults import Fault
 
 
 class _Part(BaseModel):
@@ -24,16 +27,43 @@ class ToolCall(_Part):
 
     def argument_text(self) -> str:
         """The arguments as the client gets them."""
-        return self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments)
+        if isinstance(self.arguments, str):
+            return self.arguments
+        return json.dumps(self.arguments, ensure_ascii=False)
 
 
 class Turn(_Part):
     """One reply."""
 
     text: str = ""
+    reasoning: str = ""
+    """Thinking before the text, where the template has it (`qwen3`); else it is left out."""
     tools: tuple[ToolCall, ...] = ()
+    """Several: called in parallel."""
+    bytewise: bool = False
+    """Every character beyond ASCII is sampled as one token a byte."""
+    usage: dict[str, JsonValue] | None = None
+    """Said instead of the true usage."""
+    fault: Fault | None = None
     stall_s: float = Field(default=0.0, ge=0)
     """Seconds before the first token."""
+
+
+class Aside(_Part):
+    """What is said to a side call that ends with a user message which contains `contains`."""
+
+    contains: str = Field(min_length=1)
+    text: str
+
+
+ASIDE_TEXT = "The work on the task goes on as before; there is nothing to add."
+COMPACTION_PROMPTS = (
+    "CONTEXT CHECKPOINT COMPACTION",
+    "create a detailed summary of",
+    "structured context checkpoint",
+    "generate the <state_snapshot>",
+)
+"""How coding agents ask for a summary of their history; some offer their tools with it."""
 
 
 class Behaviour(_Part):
@@ -44,6 +74,15 @@ class Behaviour(_Part):
     """How often it is chosen, relative to its siblings."""
     turns: tuple[Turn, ...] = Field(min_length=1)
     loop: bool = False
+    count: Literal["messages", "requests"] = "messages"
+    """What makes the next turn: a further assistant message (stateless), or a new main request of the
+    session (for agents that rewrite their history and make side calls)."""
+    aside: str = ASIDE_TEXT
+    """Said to a side call; only where requests are counted."""
+    asides: tuple[Aside, ...] = tuple(Aside(contains=words, text=ASIDE_TEXT) for words in COMPACTION_PROMPTS)
+    """A request that ends with such a user message is a side call, whatever tools it offers."""
+    noncanonical: float | None = Field(default=None, ge=0, le=1)
+    """Share of replies tokenised otherwise than their text encodes; None: the server's."""
 
     def turn(self, index: int) -> Turn:
         """The reply to a conversation that holds `index` replies."""
@@ -51,7 +90,7 @@ class Behaviour(_Part):
 
 
 class Script(_Part):
-    """What to say to every task whose first user message contains `prompt`."""
+    """What to say to every task one of whose user messages contains `prompt`."""
 
     prompt: str
     behaviours: tuple[Behaviour, ...] = Field(min_length=1)
@@ -126,9 +165,17 @@ def garbage(*, weight: float = 1.0) -> Behaviour:
     return Behaviour(name="garbage", weight=weight, turns=turns)
 
 
-def find_script(scripts: Iterable[Script], first_user_message: str) -> Script:
-    """The script with the longest prompt that the message contains, `UNKNOWN_TASK` where none fits."""
-    fitting = [script for script in scripts if script.prompt in first_user_message]
+def find_script(scripts: Iterable[Script], user_messages: Iterable[str]) -> Script:
+    """The script with the longest prompt that a message contains, `UNKNOWN_TASK` where none fits.
+
+    Both are compared in Unicode's composed form, which some tokenizers write all text in.
+    """
+    messages = [normalize("NFC", message) for message in user_messages]
+    fitting = [
+        script
+        for script in scripts
+        if any(normalize("NFC", script.prompt) in message for message in messages)
+    ]
     return max(fitting, key=lambda script: len(script.prompt), default=UNKNOWN_TASK)
 
 

@@ -1,103 +1,88 @@
-"""The chat template: messages to ids, and a reply to ids.
-
-    <s> [tools JSON [/tools]]  then, for each message:
-    system     [SYSTEM_PROMPT] text [/SYSTEM_PROMPT]
-    user       [INST] text [/INST]
-    assistant  text ([TOOL_CALLS] [{"name": ..., "arguments": ...}, ...])? </s>
-    tool       [TOOL_RESULTS] text [/TOOL_RESULTS]
-
-Brackets are single control tokens and texts are encoded apart from each other, so that the ids of a
-conversation are a prefix of the ids of its continuation wherever the texts encode to what was sampled.
-"""
+"""What a chat template must do here: messages to ids, a reply to ids, and ids back to what was asked."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
 
-from hpcroll.testing.policy_server.tokens import (
-    BEGIN_RESULT,
-    BEGIN_SYSTEM,
-    BEGIN_TOOLS,
-    BEGIN_USER,
-    BOS,
-    END_RESULT,
-    END_SYSTEM,
-    END_TOOLS,
-    END_USER,
-    EOS,
-    TOOL_CALLS,
-    Tokens,
-)
-
-_BRACKETS = {
-    "system": (BEGIN_SYSTEM, END_SYSTEM),
-    "developer": (BEGIN_SYSTEM, END_SYSTEM),
-    "user": (BEGIN_USER, END_USER),
-    "tool": (BEGIN_RESULT, END_RESULT),
-}
-
-ReplyText = tuple[str, str]
-"""A reply's text and its tool calls as text (empty: none)."""
+from hpcroll.testing.policy_server.vocabulary import Vocabulary
 
 
 class TemplateError(ValueError):
     """A request holds a message that the template cannot render."""
 
 
-class Memory:
-    """What was sampled after which prompt in which session, by the reply's text."""
+class PartKind(StrEnum):
+    """What a client of a chat endpoint is shown of a part of a reply."""
 
-    def __init__(self) -> None:
-        self._sampled: dict[tuple[str, bytes, ReplyText], tuple[int, ...]] = {}
-
-    def remember(self, session: str, prompt: Sequence[int], reply: ReplyText, sampled: Sequence[int]) -> None:
-        self._sampled[session, _digest(prompt), reply] = tuple(sampled)
-
-    def recall(self, session: str, prompt: Sequence[int], reply: ReplyText) -> tuple[int, ...] | None:
-        return self._sampled.get((session, _digest(prompt), reply))
+    MARK = "mark"
+    """Nothing: control tokens."""
+    REASONING = "reasoning"
+    TEXT = "text"
+    CALLS = "calls"
+    """Tool calls, as names and arguments."""
 
 
-def render_prompt(
-    request: Mapping[str, Any], tokens: Tokens, *, session: str, memory: Memory | None
-) -> list[int]:
-    """The ids of a request's tools and messages; with `memory`, replies are the ids that were sampled.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A run of a reply's ids that is encoded apart from the others."""
 
-    Raises `TemplateError` for roles and content that it does not know.
-    """
-    ids = [BOS]
-    if tools := request.get("tools"):
-        ids += [BEGIN_TOOLS, *tokens.encode(json.dumps(tools)), END_TOOLS]
-    for message in request["messages"]:
-        role = message.get("role")
-        if role == "assistant":
-            reply = (text_of(message), calls_text(message.get("tool_calls") or ()))
-            sampled = memory.recall(session, ids, reply) if memory is not None else None
-            ids += sampled if sampled is not None else render_reply(reply, tokens)
-        elif role in _BRACKETS:
-            begin, end = _BRACKETS[role]
-            ids += [begin, *tokens.encode(text_of(message)), end]
-        else:
-            raise TemplateError(f"no template for a message of role {role!r}")
-    return ids
+    kind: PartKind
+    ids: tuple[int, ...]
+    calls: tuple[int, ...] = ()
+    """The places of the tool calls in it."""
 
 
-def render_reply(reply: ReplyText, tokens: Tokens) -> list[int]:
-    """The canonical ids of a reply, end of sequence included."""
-    text, calls = reply
-    return [*tokens.encode(text), *([TOOL_CALLS, *tokens.encode(calls)] if calls else []), EOS]
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A reply before it is "sampled"."""
+
+    text: str
+    reasoning: str
+    tool_calls: tuple[dict[str, Any], ...]
 
 
-def calls_text(calls: Sequence[Mapping[str, Any]]) -> str:
-    """Tool calls of an assistant message as the template writes them; their ids are left out."""
-    parts = [
-        f'{{"name": {json.dumps(call["function"]["name"])}, "arguments": {call["function"]["arguments"]}}}'
-        for call in calls
-    ]
-    return f"[{', '.join(parts)}]" if parts else ""
+@dataclass(frozen=True, slots=True)
+class PromptView:
+    """What the ids of a prompt ask."""
+
+    user_messages: tuple[str, ...]
+    """Without the results of tools."""
+    last_user: str
+    """The last message where it is a user's, else empty."""
+    tools: frozenset[str]
+    """Names of the tools that are offered."""
+    replies: int
+    """Assistant messages in it."""
+
+
+class Template(Protocol):
+    """One model family's way to write a conversation as ids."""
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+
+    @property
+    def strips_newlines(self) -> bool:
+        """Whether newlines around thinking and text belong to the template, and are shown to nobody."""
+
+    def render_prompt(self, request: Mapping[str, Any], *, session: str) -> list[int]:
+        """The ids of a chat request's tools and messages, up to where the reply begins.
+
+        Raises `TemplateError` for roles and content that it does not know.
+        """
+
+    def render_reply(self, draft: Draft) -> list[Part]:
+        """The canonical ids of a reply, end of turn included."""
+
+    def read_prompt(self, ids: Sequence[int]) -> PromptView:
+        """What a prompt asks; ids of another template give an empty view."""
+
+    def remember(self, session: str, prompt: Sequence[int], draft: Draft, sampled: Sequence[int]) -> None:
+        """Told what was sampled; a template that keeps ids puts them into the session's later prompts."""
 
 
 def text_of(message: Mapping[str, Any]) -> str:
@@ -110,6 +95,15 @@ def text_of(message: Mapping[str, Any]) -> str:
     raise TemplateError("message content that is not text")
 
 
-def _digest(ids: Sequence[int]) -> bytes:
-    # A digest and not the ids: prompts kept whole would grow with the square of the turns.
-    return hashlib.blake2b(array("I", ids).tobytes(), digest_size=16).digest()
+def tool_names(tools: Sequence[Any]) -> frozenset[str]:
+    """The names of tools in the shape of the Chat Completions API, or flat."""
+    flat = (tool.get("function", tool) for tool in tools if isinstance(tool, dict))
+    return frozenset(str(tool["name"]) for tool in flat if isinstance(tool, dict) and "name" in tool)
+
+
+def read_json(text: str) -> Any:
+    """The value in `text`, None where it is no JSON."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None

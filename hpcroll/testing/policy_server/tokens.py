@@ -13,6 +13,7 @@ from random import Random
 import tiktoken
 
 from hpcroll.errors import ConfigError
+from hpcroll.testing.policy_server.vocabulary import decode, split_some
 
 BOS, EOS = 1, 2
 BEGIN_USER, END_USER = 3, 4
@@ -27,7 +28,7 @@ _VOCABULARY = "data/tekken_240718.json"
 
 
 class Tokens:
-    """Encodes, decodes, and encodes otherwise: the same bytes in other tokens."""
+    """The `Vocabulary` of Tekken."""
 
     def __init__(self, encoding: tiktoken.Encoding) -> None:
         self._encoding = encoding
@@ -50,34 +51,19 @@ class Tokens:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`; bytes that are no UTF-8 (a reply cut in mid-character) are replaced."""
-        return b"".join(self.piece(token_id) for token_id in ids).decode("utf-8", errors="replace")
+        return decode(self, ids)
 
     def resplit(self, ids: Sequence[int], random: Random) -> list[int]:
         """Other ids of the same text: some tokens are split into two valid ones with the same bytes.
 
         Returns `ids` unchanged where no token has two bytes.
         """
-        places = [place for place, token_id in enumerate(ids) if len(self.piece(token_id)) > 1]
-        if not places:
-            return list(ids)
-        chosen = set(random.sample(places, k=max(1, len(places) // 8)))
-        result: list[int] = []
-        for place, token_id in enumerate(ids):
-            result += self._split(token_id, random) if place in chosen else [token_id]
-        return result
+        return [token_id for group in split_some(self, ids, random) for token_id in group]
 
-    def _split(self, token_id: int, random: Random) -> list[int]:
-        piece = self.piece(token_id)
-        cuts = list(range(1, len(piece)))
-        random.shuffle(cuts)
-        for cut in cuts:
-            left, right = self._id_of(piece[:cut]), self._id_of(piece[cut:])
-            if left is not None and right is not None:
-                return [left, right]
-        # Every single byte is in the vocabulary, so there is always this way.
-        return [self._encoding.encode_single_token(bytes([byte])) for byte in piece]
+    def is_text(self, token_id: int) -> bool:
+        return token_id >= CONTROL_LIMIT
 
-    def _id_of(self, piece: bytes) -> int | None:
+    def id_of(self, piece: bytes) -> int | None:
         try:
             return self._encoding.encode_single_token(piece)
         except KeyError:
