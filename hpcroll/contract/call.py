@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
@@ -29,7 +30,12 @@ class LogprobKind(StrEnum):
 
 
 class CallPurpose(StrEnum):
+    """What a call is for, as its harness or its dialect declares it."""
+
     MAIN = "main"
+    """The agent's own work, or nobody declared anything: the shape of the calls then decides."""
+    SUBAGENT = "subagent"
+    """A step of an agent that the main one called."""
     AUXILIARY = "auxiliary"
     """A title, a summary, a token count: not a step towards the task."""
 
@@ -138,16 +144,75 @@ class Call(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class CallTokens:
-    """Token arrays of one call.
+class FoldedPrompt:
+    """A prompt as the first `keep` ids of an earlier call (its prompt, then its samples), then `tail`.
 
-    `prompt_ids`: uint32 (P,), what the engine was given. `sampled_ids`: uint32 (S,), what it sampled.
-    `logprobs`: float32 (S,), entry i of `sampled_ids[i]`, NaN where the engine gave none.
+    Only the tail is held, so that the prompts of a session take memory in proportion to what is new.
     """
 
-    prompt_ids: Ids
-    sampled_ids: Ids
-    logprobs: Floats
+    base_index: int
+    """`call_index` of the earlier call."""
+    base: CallTokens = field(repr=False)
+    keep: int
+    tail: Ids
+
+    def __len__(self) -> int:
+        return self.keep + len(self.tail)
+
+    def unfold(self, known: Callable[[CallTokens], Ids | None] = lambda _: None) -> Ids:
+        """The whole prompt, uint32 (P,), in time proportional to P and to the calls it leads back to.
+
+        `known` gives the whole sequence (prompt, then samples) of a call that is at hand, and ends the way.
+        """
+        whole = np.empty(len(self), np.uint32)
+        end, prompt = len(whole), self
+        while True:
+            whole[prompt.keep : end] = prompt.tail[: max(end - prompt.keep, 0)]
+            end = min(end, prompt.keep)
+            base = prompt.base
+            if (sequence := known(base)) is not None:
+                whole[:end] = sequence[:end]
+                return whole
+            start = base.prompt_length
+            whole[start:end] = base.sampled_ids[: max(end - start, 0)]
+            end = min(end, start)
+            if base.folded is None:
+                whole[:end] = base.prompt_ids[:end]
+                return whole
+            prompt = base.folded
+
+
+class CallTokens:
+    """Token arrays of one call; immutable.
+
+    `prompt_ids`: uint32 (P,), what the engine was given; made anew at each access where it is folded.
+    `sampled_ids`: uint32 (S,), what it sampled. `logprobs`: float32 (S,), entry i of `sampled_ids[i]`, NaN
+    where the engine gave none.
+    """
+
+    __slots__ = ("_prompt", "logprobs", "sampled_ids")
+
+    def __init__(self, prompt_ids: Ids | FoldedPrompt, sampled_ids: Ids, logprobs: Floats) -> None:
+        self._prompt = prompt_ids
+        self.sampled_ids = sampled_ids
+        self.logprobs = logprobs
+
+    @property
+    def prompt_ids(self) -> Ids:
+        return self._prompt.unfold() if isinstance(self._prompt, FoldedPrompt) else self._prompt
+
+    @property
+    def prompt_length(self) -> int:
+        """P, without unfolding anything."""
+        return len(self._prompt)
+
+    @property
+    def folded(self) -> FoldedPrompt | None:
+        """The prompt as it is held; None where it is held whole."""
+        return self._prompt if isinstance(self._prompt, FoldedPrompt) else None
+
+    def __repr__(self) -> str:
+        return f"CallTokens({self.prompt_length} prompt ids, {len(self.sampled_ids)} sampled ids)"
 
 
 @dataclass(frozen=True, slots=True)

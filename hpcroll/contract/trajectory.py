@@ -25,8 +25,13 @@ class SegmentStart(StrEnum):
 
     START = "start"
     CONTEXT_REWRITTEN = "context_rewritten"
+    """The conversation's past was changed: compacted, edited, or a reply rendered in other tokens."""
     SUBAGENT = "subagent"
+    """A conversation of its own, which may share its opening with another."""
     RETRY = "retry"
+    """The very same prompt was asked more than once; the line goes on from another of the replies."""
+    BRANCH = "branch"
+    """An unchanged past was gone on from twice; the line goes on elsewhere."""
 
 
 class SpanRole(StrEnum):

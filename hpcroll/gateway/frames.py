@@ -17,15 +17,14 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import numpy as np
 import xxhash
 
-from hpcroll.contract import Call, CallTokens, Ids, RecordedCall
+from hpcroll.contract import Call, CallTokens, FoldedPrompt, Ids, RecordedCall
 from hpcroll.errors import CorruptRecordError
-from hpcroll.gateway.prefix import PromptDelta, SessionTokens
 
 _MAGIC = b"HRJ1"
 _PREFIX = struct.Struct("<4sIQ")
@@ -39,28 +38,37 @@ def session_key(rollout_id: str, attempt: int) -> int:
     return xxhash.xxh3_64_intdigest(f"{rollout_id}.{attempt}".encode())
 
 
-def encode(recorded: RecordedCall, delta: PromptDelta) -> bytes:
-    """The payload of a frame, before compression."""
+def encode(recorded: RecordedCall, *, known: Container[int]) -> bytes:
+    """The payload of a frame, before compression.
+
+    The prompt is written as it is folded where it builds on one of the `known` calls, else whole.
+    """
+    tokens = recorded.tokens
+    folded = tokens.folded
+    if folded is None or folded.base_index not in known:
+        base, keep, tail = None, 0, tokens.prompt_ids
+    else:
+        base, keep, tail = folded.base_index, folded.keep, folded.tail
     head = json.dumps(
         {
             "call": recorded.call.model_dump(mode="json"),
-            "base": delta.base,
-            "keep": delta.keep,
-            "tail": len(delta.tail),
-            "sampled": len(recorded.tokens.sampled_ids),
+            "base": base,
+            "keep": keep,
+            "tail": len(tail),
+            "sampled": len(tokens.sampled_ids),
         },
         separators=(",", ":"),
     ).encode()
     arrays = (
-        delta.tail.astype("<u4", copy=False).tobytes(),
-        recorded.tokens.sampled_ids.astype("<u4", copy=False).tobytes(),
-        recorded.tokens.logprobs.astype("<f4", copy=False).tobytes(),
+        tail.astype("<u4", copy=False).tobytes(),
+        tokens.sampled_ids.astype("<u4", copy=False).tobytes(),
+        tokens.logprobs.astype("<f4", copy=False).tobytes(),
     )
     return b"".join((_HEAD_LENGTH.pack(len(head)), head, *arrays))
 
 
-def decode(data: bytes, tokens: SessionTokens, *, where: str) -> RecordedCall:
-    """The call of a decompressed payload, its prompt whole; `tokens` are those of its session so far.
+def decode(data: bytes, session: dict[int, CallTokens], *, where: str) -> RecordedCall:
+    """The call of a decompressed payload; `session` holds the tokens of its session's calls so far, by index.
 
     Raises `CorruptRecordError`, which names `where`, if the prompt builds on a call that is not there.
     """
@@ -73,15 +81,18 @@ def decode(data: bytes, tokens: SessionTokens, *, where: str) -> RecordedCall:
         data, "<f4", head["sampled"], start + 4 * (head["tail"] + head["sampled"])
     ).astype(np.float32)
     call = Call.model_validate(head["call"])
-    try:
-        prompt = tokens.restore(PromptDelta(head["base"], head["keep"], tail))
-    except KeyError:
-        raise CorruptRecordError(
-            f"{where}: rollout {call.rollout_id} call {call.call_index} builds on "
-            f"call {head['base']}, which is not there"
-        ) from None
-    tokens.add(call.call_index, prompt, sampled)
-    return RecordedCall(call, CallTokens(prompt, sampled, logprobs))
+    prompt: Ids | FoldedPrompt = tail
+    if head["base"] is not None:
+        base = session.get(head["base"])
+        if base is None or base.prompt_length + len(base.sampled_ids) < head["keep"]:
+            raise CorruptRecordError(
+                f"{where}: rollout {call.rollout_id} call {call.call_index} builds on "
+                f"call {head['base']}, which is not there"
+            )
+        prompt = FoldedPrompt(head["base"], base, head["keep"], tail)
+    tokens = CallTokens(prompt, sampled, logprobs)
+    session[call.call_index] = tokens
+    return RecordedCall(call, tokens)
 
 
 def _ids(data: bytes, offset: int, count: int) -> Ids:

@@ -8,16 +8,16 @@ import queue
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import zstandard
 
-from hpcroll.contract import RecordedCall
+from hpcroll.contract import CallTokens, RecordedCall
 from hpcroll.errors import SpoolError
 from hpcroll.fs import fsync_directory, write_all
 from hpcroll.gateway.frames import decode, encode, frame, frames, session_key
-from hpcroll.gateway.prefix import SessionTokens
+from hpcroll.gateway.prefix import PromptFolder
 
 _LEVEL = 3
 
@@ -30,13 +30,24 @@ class _Pending:
     written: Future[None]
 
 
+@dataclass(slots=True)
+class _Session:
+    """What the journal remembers of a session that may go on."""
+
+    folder: PromptFolder = field(default_factory=PromptFolder)
+    folded: CallTokens | None = None
+    """Of the latest call that was folded."""
+    queued: set[int] = field(default_factory=set)
+    """Calls that are in the file or about to be: others may build on them."""
+
+
 class Journal:
     """The journal file of this incarnation. Appends that wait at the same time share one fsync."""
 
     def __init__(self, path: Path) -> None:
         """Does no I/O; `open` creates the file."""
         self._path = path
-        self._sessions: dict[tuple[str, int], SessionTokens] = {}
+        self._sessions: dict[tuple[str, int], _Session] = {}
         self._pending: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._descriptor = -1
@@ -71,6 +82,18 @@ class Journal:
         """
         await asyncio.shield(asyncio.wrap_future(self.submit(recorded)))
 
+    def fold(self, recorded: RecordedCall) -> RecordedCall:
+        """The call with its prompt folded onto earlier calls of its session: what of it is worth keeping.
+
+        In memory a session's calls then take what is new in each, not the square of the turns. Fold a call
+        once, and submit what it returns; `submit` folds what was not.
+        """
+        session = self._session(recorded)
+        if recorded.tokens is session.folded:
+            return recorded
+        session.folded = session.folder.fold(recorded.call.call_index, recorded.tokens)
+        return RecordedCall(recorded.call, session.folded)
+
     def submit(self, recorded: RecordedCall) -> Future[None]:
         """Queues the call; the future resolves once it is durable."""
         if self._thread is None:
@@ -78,17 +101,21 @@ class Journal:
         epoch = self._epoch
         if epoch != self._sessions_epoch:
             # What was lost cannot be built upon: the next prompt of every session is written whole.
-            self._sessions.clear()
+            for session in self._sessions.values():
+                session.queued.clear()
             self._sessions_epoch = epoch
         call = recorded.call
-        tokens = self._sessions.setdefault((call.rollout_id, call.attempt), SessionTokens())
-        payload = encode(recorded, tokens.delta(recorded.tokens.prompt_ids))
-        tokens.add(call.call_index, recorded.tokens.prompt_ids, recorded.tokens.sampled_ids)
+        queued = self._session(recorded).queued
+        payload = encode(self.fold(recorded), known=queued)
+        queued.add(call.call_index)
         pending = _Pending(epoch, session_key(call.rollout_id, call.attempt), payload, Future())
         # An agent that goes away cancels its wait, never the write: the thread resolves every future.
         pending.written.set_running_or_notify_cancel()
         self._pending.put(pending)
         return pending.written
+
+    def _session(self, recorded: RecordedCall) -> _Session:
+        return self._sessions.setdefault((recorded.call.rollout_id, recorded.call.attempt), _Session())
 
     def forget(self, rollout_id: str, attempt: int) -> None:
         """Drops what is remembered of a session that has ended."""
@@ -157,7 +184,7 @@ class Journal:
 def read_journal(
     path: Path, *, rollout_id: str | None = None, attempt: int | None = None
 ) -> Iterator[RecordedCall]:
-    """The calls of a journal in the order in which they ended, prompts and messages-deltas as recorded.
+    """The calls of a journal in the order in which they ended, prompts folded and messages as deltas.
 
     `rollout_id` and `attempt` select; both together skip other sessions without decoding them. A torn
     or unfinished tail ends the iteration: the owner may still be writing, or was killed. Raises
@@ -165,12 +192,12 @@ def read_journal(
     """
     wanted = session_key(rollout_id, attempt) if rollout_id is not None and attempt is not None else None
     decompressor = zstandard.ZstdDecompressor()
-    sessions: dict[int, SessionTokens] = {}
+    sessions: dict[int, dict[int, CallTokens]] = {}
     for offset, session, payload in frames(path):
         if wanted is not None and session != wanted:
             continue
-        tokens = sessions.setdefault(session, SessionTokens())
-        recorded = decode(decompressor.decompress(payload), tokens, where=f"journal {path} byte {offset}")
+        known = sessions.setdefault(session, {})
+        recorded = decode(decompressor.decompress(payload), known, where=f"journal {path} byte {offset}")
         call = recorded.call
         if rollout_id in (None, call.rollout_id) and attempt in (None, call.attempt):
             yield recorded

@@ -1,65 +1,45 @@
-"""Prompts as deltas: a conversation's next prompt repeats almost all of what came before."""
+"""Prompts and messages as deltas: a conversation's next call repeats almost all of what came before."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from hpcroll.contract import Call, Ids
+from hpcroll.contract import Call, CallTokens, FoldedPrompt, Ids
+from hpcroll.trajectory import common_length
 
 REMEMBERED_CALLS = 8
 """Latest calls of a session that a prompt may build on: enough for a few subagents side by side."""
 
 
-@dataclass(frozen=True, slots=True)
-class PromptDelta:
-    """A prompt as the first `keep` ids of call `base` (prompt and samples), then `tail`."""
-
-    base: int | None
-    keep: int
-    tail: Ids
-
-
-class SessionTokens:
-    """The latest token sequences of one session, the same for the writer and the reader of a journal."""
+class PromptFolder:
+    """Folds the prompts of one session onto earlier calls; only the latest few are held whole."""
 
     def __init__(self) -> None:
-        self._latest: deque[tuple[int, Ids]] = deque(maxlen=REMEMBERED_CALLS)
+        self._latest: deque[tuple[int, CallTokens, Ids]] = deque(maxlen=REMEMBERED_CALLS)
 
-    def delta(self, prompt: Ids) -> PromptDelta:
-        """`prompt` against the remembered sequence that it shares most with."""
-        best = PromptDelta(None, 0, prompt)
-        for call_index, ids in reversed(self._latest):
+    def fold(self, call_index: int, tokens: CallTokens) -> CallTokens:
+        """`tokens` with the prompt folded onto the remembered call that it shares most with."""
+        prompt = tokens.prompt_ids
+        best: FoldedPrompt | None = None
+        # A call that the prompt repeats whole says nothing more: it is forgotten, else the oldest is.
+        kept: deque[tuple[int, CallTokens, Ids]] = deque(maxlen=REMEMBERED_CALLS)
+        for index, base, ids in self._latest:
             keep = common_length(ids, prompt)
-            if keep > best.keep:
-                best = PromptDelta(call_index, keep, prompt[keep:])
-        return best
-
-    def restore(self, delta: PromptDelta) -> Ids:
-        """The inverse of `delta`; raises `KeyError` where its base is not remembered."""
-        if delta.base is None:
-            return delta.tail
-        for call_index, ids in reversed(self._latest):
-            if call_index == delta.base and len(ids) >= delta.keep:
-                return np.concatenate([ids[: delta.keep], delta.tail])
-        raise KeyError(delta.base)
-
-    def add(self, call_index: int, prompt: Ids, sampled: Ids) -> None:
-        """Remembers a call, forgetting those that it repeats whole, else the oldest."""
-        ids = np.concatenate([prompt, sampled])
-        kept = [item for item in self._latest if common_length(item[1], ids) < len(item[1])]
-        self._latest = deque([*kept, (call_index, ids)], maxlen=REMEMBERED_CALLS)
-
-
-def common_length(left: Ids, right: Ids) -> int:
-    """How many leading ids the two share."""
-    length = min(len(left), len(right))
-    differing = np.flatnonzero(left[:length] != right[:length])
-    return int(differing[0]) if len(differing) else length
+            if keep and (best is None or keep >= best.keep):
+                best = FoldedPrompt(index, base, keep, prompt[:0])
+            if keep < len(ids):
+                kept.append((index, base, ids))
+        if best is not None:
+            # A copy: a view would hold the whole prompt.
+            best = FoldedPrompt(best.base_index, best.base, best.keep, prompt[best.keep :].copy())
+        folded = CallTokens(prompt if best is None else best, tokens.sampled_ids, tokens.logprobs)
+        kept.append((call_index, folded, np.concatenate([prompt, tokens.sampled_ids])))
+        self._latest = kept
+        return folded
 
 
 class MessageList:

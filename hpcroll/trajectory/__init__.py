@@ -2,5 +2,6 @@
 
 from hpcroll.contract.invariants import check, shaped_because
 from hpcroll.trajectory.build import Built, build
+from hpcroll.trajectory.sequences import common_length
 
-__all__ = ["Built", "build", "check", "shaped_because"]
+__all__ = ["Built", "build", "check", "common_length", "shaped_because"]

@@ -13,6 +13,7 @@ from hpcroll.contract import (
     Dropped,
     Flags,
     Floats,
+    Parent,
     PolicyRun,
     RecordedCall,
     Segment,
@@ -21,7 +22,10 @@ from hpcroll.contract import (
     SegmentTokens,
 )
 from hpcroll.contract.invariants import shaped_because
-from hpcroll.trajectory.strands import Strand, Weaver
+from hpcroll.trajectory.asides import find_asides
+from hpcroll.trajectory.layout import Piece, lay_out
+from hpcroll.trajectory.roles import Lines
+from hpcroll.trajectory.strands import Weaver, Woven
 from hpcroll.trajectory.weights import shares
 
 
@@ -52,17 +56,20 @@ def build(
     *,
     train_on_shaped_logprobs: bool = False,
     roles: Collection[SegmentRole] = (SegmentRole.MAIN,),
+    policies: Collection[str] | None = None,
     rollout_weight: float = 1.0,
 ) -> Built:
-    """The segments of one attempt's `calls`, in any order; they are laid in order of `call_index`.
+    """The segments of one attempt's `calls`, in any order; they are related in order of `call_index`.
 
-    A call whose prompt begins with all tokens of a segment continues it, the longest wins. Otherwise a
-    new segment forks at the deepest exact common point (`context_rewritten`), stands beside the call
-    with the very same prompt (`retry`), or begins a line of its own. The dialogue that began first is the
-    `main` line; one that was declared auxiliary or never went on is `auxiliary`, others are `subagent`.
+    A call whose prompt begins with another's prompt and samples goes on from it, in the same segment. Where
+    several go on from one point, the line stays with the one whose conversation lasted longest, and the
+    others fork: `branch`, or `retry` where their prompts are the same. A prompt that keeps only part of an
+    earlier context forks at the deepest exact common point (`context_rewritten`, or `subagent` where that
+    context lives on), any other begins a line of its own.
 
-    The loss mask selects the samples of segments of `roles` whose log-probabilities are those of the
-    sampling distribution (any kind with `train_on_shaped_logprobs`), except those that a retry replaced.
+    The loss mask selects the samples of segments of `roles`, by one of `policies` (None: any), whose
+    log-probabilities are those of the sampling distribution (any kind with `train_on_shaped_logprobs`),
+    except those that a retry replaced and those that never reached the agent whole.
     """
     weaver = Weaver()
     dropped: list[Dropped] = []
@@ -76,40 +83,65 @@ def build(
             weaver.place(recorded)
         elif gap := _gap(recorded):
             gaps.append(gap)
-    masks = _Masks(weaver, train_on_shaped_logprobs, frozenset(roles))
-    tokens = tuple(_arrays(strand, masks) for strand in weaver.strands)
+    asides = find_asides(weaver.calls)
+    pieces = lay_out(weaver.calls, asides)
+    lines = Lines(pieces, weaver.calls, asides)
+    view = _View(
+        lines,
+        unused=_unused_retries(weaver.calls),
+        shaped=train_on_shaped_logprobs,
+        roles=frozenset(roles),
+        policies=policies,
+    )
+    tokens = tuple(_arrays(piece, view) for piece in pieces)
     weights = shares(
         rollout_weight,
         [int(arrays.loss_mask.sum()) for arrays in tokens],
         [int(arrays.sampled.sum()) for arrays in tokens],
     )
+    began = [lines.began(piece) for piece in pieces]
+    rewritten = {
+        piece.parent
+        for piece, why in zip(pieces, began, strict=True)
+        if why is SegmentStart.CONTEXT_REWRITTEN
+    }
     return Built(
         segments=tuple(
-            _segment(strand, weaver, masks, weight)
-            for strand, weight in zip(weaver.strands, weights, strict=True)
+            Segment(
+                segment_index=piece.index,
+                parent=_parent(piece),
+                role=lines.role(piece),
+                began=why,
+                ended=view.ended(piece, rewritten=piece in rewritten),
+                length=len(piece.ids),
+                weight=weight,
+                policy_runs=_policy_runs(piece),
+                context_spans=piece.context_spans(),
+            )
+            for piece, why, weight in zip(pieces, began, weights, strict=True)
         ),
         tokens=tokens,
-        call_spans=_call_spans(weaver.strands),
+        call_spans=_call_spans(pieces),
         dropped=tuple(dropped),
         gaps=tuple(gaps),
-        masked=masks.reasons(dropped),
+        masked=view.masked(dropped),
     )
 
 
 def _unplaceable(recorded: RecordedCall) -> str | None:
     """Why the samples of a call cannot stand in a segment, or None."""
     call, tokens = recorded.call, recorded.tokens
-    if call.error is not None:
-        return f"never shown to the agent: {call.error}"
-    if not len(tokens.prompt_ids):
-        return "the engine returned no prompt ids"
+    shown = "" if call.error is None else f"; the agent never had the reply: {call.error}"
+    if not tokens.prompt_length:
+        return f"the engine returned no prompt ids{shown}"
     if len(tokens.logprobs) != len(tokens.sampled_ids):
-        return f"{len(tokens.logprobs)} log-probabilities came for {len(tokens.sampled_ids)} sampled ids"
+        came, sampled = len(tokens.logprobs), len(tokens.sampled_ids)
+        return f"{came} log-probabilities came for {sampled} sampled ids{shown}"
     missing = int(np.count_nonzero(~np.isfinite(tokens.logprobs)))
     if missing:
-        return f"{missing} of {len(tokens.logprobs)} sampled ids have no finite log-probability"
+        return f"{missing} of {len(tokens.logprobs)} sampled ids have no finite log-probability{shown}"
     if call.policy is None:
-        return "no policy version was published, and the engine named none"
+        return f"no policy version was published, and the engine named none{shown}"
     return None
 
 
@@ -126,137 +158,118 @@ def _gap(recorded: RecordedCall) -> str | None:
     return None if call.reply is None else f"call {call.call_index}: the reply came without token ids"
 
 
-class _Masks:
-    """Roles of lines, and why a call is not trained on."""
+def _unused_retries(calls: Sequence[Woven]) -> set[Woven]:
+    """Samples that a retry replaced and that no later context builds on.
 
-    def __init__(self, weaver: Weaver, shaped: bool, roles: frozenset[SegmentRole]) -> None:
-        self._roles = _line_roles(weaver.strands)
-        self._unused = weaver.unused_retries()
+    Where no later context tells, the agent went on with the last of those that it got whole.
+    """
+    built_on = {woven.above for woven in calls}
+    for woven in calls:
+        for source, common in ((woven.base, woven.common), (woven.near, woven.near_common)):
+            if source is not None and woven.twin is None and common > source.start:
+                built_on.add(source)
+    groups: dict[Woven, list[Woven]] = {}
+    for woven in calls:
+        if woven.twin is not None:
+            groups.setdefault(woven.twin, [woven.twin]).append(woven)
+    unused: set[Woven] = set()
+    for siblings in groups.values():
+        whole = [woven for woven in siblings if not woven.aborted] or siblings
+        kept = [woven for woven in whole if woven in built_on] or whole[-1:]
+        unused.update(woven for woven in siblings if woven not in kept)
+    return unused
+
+
+class _View:
+    """What is trained on, and why the rest is not."""
+
+    def __init__(
+        self,
+        lines: Lines,
+        *,
+        unused: Collection[Woven],
+        shaped: bool,
+        roles: Collection[SegmentRole],
+        policies: Collection[str] | None,
+    ) -> None:
+        self._lines = lines
+        self._unused = unused
         self._shaped = shaped
-        self._trained_roles = roles
+        self._roles = roles
+        self._policies = policies
         self._why: Counter[str] = Counter()
 
-    def role(self, strand: Strand) -> SegmentRole:
-        return self._roles[strand.family]
-
-    def trains_on(self, strand: Strand, recorded: RecordedCall) -> bool:
+    def trains_on(self, piece: Piece, woven: Woven) -> bool:
         """Whether the view trains on this call's samples; counts the reason where it does not."""
-        reason = self._reason(strand, recorded)
+        reason = self._reason(piece, woven)
         if reason is not None:
-            self._why[reason] += len(recorded.tokens.sampled_ids)
+            self._why[reason] += woven.length
         return reason is None
 
-    def _reason(self, strand: Strand, recorded: RecordedCall) -> str | None:
-        role = self.role(strand)
-        if role not in self._trained_roles:
-            return f"in a segment of role {role}"
-        if self.is_unused(recorded):
-            return "replaced by a retry, so the outcome says nothing about them"
-        return None if self._shaped else shaped_because(recorded.call)
+    def ended(self, piece: Piece, *, rewritten: bool) -> str:
+        """Why a piece ended: what took over, else the last call's finish reason."""
+        last = piece.calls[-1]
+        if last in self._unused:
+            return SegmentStart.RETRY
+        if rewritten:
+            return SegmentStart.CONTEXT_REWRITTEN
+        return "aborted" if last.aborted else last.recorded.call.finish_reason or ""
 
-    def is_unused(self, recorded: RecordedCall) -> bool:
-        return recorded.call.call_index in self._unused
-
-    def reasons(self, dropped: Sequence[Dropped]) -> tuple[str, ...]:
+    def masked(self, dropped: Sequence[Dropped]) -> tuple[str, ...]:
+        """One line per reason."""
         why = self._why.copy()
         for drop in dropped:
             why[f"dropped, {drop.reason}"] += drop.length
         return tuple(f"{count} sampled tokens: {reason}" for reason, count in sorted(why.items()))
 
-
-def _line_roles(strands: Sequence[Strand]) -> dict[int, SegmentRole]:
-    """The role of each line (a first strand and its forks), by declaration, else by shape."""
-    declared = {strand.family for strand in strands if strand.auxiliary}
-    dialogues = {
-        strand.family
-        for strand in strands
-        if len(strand.placed) > 1 or strand.began is SegmentStart.CONTEXT_REWRITTEN
-    }
-    main = _main_line([strand for strand in strands if strand.family not in declared], dialogues)
-    roles = {}
-    for family in {strand.family for strand in strands}:
-        if family == main:
-            roles[family] = SegmentRole.MAIN
-        elif family in declared or family not in dialogues:
-            roles[family] = SegmentRole.AUXILIARY  # a title, a summary: asked once, never gone on from
-        else:
-            roles[family] = SegmentRole.SUBAGENT
-    return roles
+    def _reason(self, piece: Piece, woven: Woven) -> str | None:
+        call, role = woven.recorded.call, self._lines.role(piece)
+        if call.error is not None:
+            return f"the agent never had the reply whole: {call.error}"
+        if role not in self._roles:
+            return f"in a segment of role {role}"
+        if woven in self._unused:
+            return "replaced by a retry, so the outcome says nothing about them"
+        assert call.policy is not None, "calls without a policy are dropped"
+        if self._policies is not None and call.policy.policy_name not in self._policies:
+            return f"sampled by policy {call.policy.policy_name}, which is not the one that is trained"
+        return None if self._shaped else shaped_because(call)
 
 
-def _main_line(strands: Sequence[Strand], dialogues: Collection[int]) -> int | None:
-    """The dialogue that began first, since a subagent begins after the agent that asks for it.
-
-    Not the one with the most calls: an agent may leave most of the work to a subagent. Without any
-    dialogue, the longest line.
-    """
-    for strand in strands:
-        if strand.family in dialogues:
-            return strand.family
-    longest = max(strands, key=lambda strand: (len(strand.ids), -strand.index), default=None)
-    return None if longest is None else longest.family
+def _parent(piece: Piece) -> Parent | None:
+    if piece.parent is None:
+        return None
+    return Parent(segment_index=piece.parent.index, length=piece.parent_length)
 
 
-def _arrays(strand: Strand, masks: _Masks) -> SegmentTokens:
-    size = len(strand.ids)
-    sampled: Flags = np.zeros(size, np.uint8)
-    loss_mask: Flags = np.zeros(size, np.uint8)
-    logprobs: Floats = np.full(size, np.nan, np.float32)
-    for placed in strand.placed:
-        span = slice(placed.start, placed.start + placed.length)
+def _arrays(piece: Piece, view: _View) -> SegmentTokens:
+    ids = piece.ids
+    sampled: Flags = np.zeros(len(ids), np.uint8)
+    loss_mask: Flags = np.zeros(len(ids), np.uint8)
+    logprobs: Floats = np.full(len(ids), np.nan, np.float32)
+    for woven in piece.calls:
+        span = slice(woven.start, woven.end)
         sampled[span] = 1
-        loss_mask[span] = masks.trains_on(strand, placed.recorded)
-        logprobs[span] = placed.recorded.tokens.logprobs
-    return SegmentTokens(np.ascontiguousarray(strand.ids, np.uint32), sampled, loss_mask, logprobs)
+        loss_mask[span] = view.trains_on(piece, woven)
+        logprobs[span] = woven.recorded.tokens.logprobs
+    return SegmentTokens(np.ascontiguousarray(ids, np.uint32), sampled, loss_mask, logprobs)
 
 
-def _segment(strand: Strand, weaver: Weaver, masks: _Masks, weight: float) -> Segment:
-    role = masks.role(strand)
-    began = strand.began
-    if role is SegmentRole.MAIN and strand.index == strand.family:
-        began = SegmentStart.START  # the main line may begin after an auxiliary call, and is no subagent
-    return Segment(
-        segment_index=strand.index,
-        parent=strand.parent,
-        role=role,
-        began=began,
-        ended=_ended(strand, weaver, masks),
-        length=len(strand.ids),
-        weight=weight,
-        policy_runs=_policy_runs(strand),
-        context_spans=strand.context_spans(),
-    )
-
-
-def _ended(strand: Strand, weaver: Weaver, masks: _Masks) -> str:
-    """`retry`, `context_rewritten`, or the finish reason of the last call where nothing took over."""
-    last = strand.placed[-1].recorded
-    if masks.is_unused(last):
-        return SegmentStart.RETRY
-    forks = [s for s in weaver.strands if s.parent and s.parent.segment_index == strand.index]
-    if any(fork.began is SegmentStart.CONTEXT_REWRITTEN for fork in forks):
-        return SegmentStart.CONTEXT_REWRITTEN
-    return last.call.finish_reason or ""
-
-
-def _policy_runs(strand: Strand) -> tuple[PolicyRun, ...]:
+def _policy_runs(piece: Piece) -> tuple[PolicyRun, ...]:
     runs = []
-    for placed in strand.placed:
-        policy = placed.recorded.call.policy
+    for woven in piece.calls:
+        policy = woven.recorded.call.policy
         assert policy is not None, "calls without a policy are dropped"
-        runs.append(PolicyRun(start=placed.start, length=placed.length, **policy.model_dump()))
+        runs.append(PolicyRun(start=woven.start, length=woven.length, **policy.model_dump()))
     return tuple(runs)
 
 
-def _call_spans(strands: Sequence[Strand]) -> tuple[CallSpan, ...]:
+def _call_spans(pieces: Sequence[Piece]) -> tuple[CallSpan, ...]:
     spans = [
         CallSpan(
-            call_index=placed.call_index,
-            segment_index=strand.index,
-            start=placed.start,
-            length=placed.length,
+            call_index=woven.call_index, segment_index=piece.index, start=woven.start, length=woven.length
         )
-        for strand in strands
-        for placed in strand.placed
+        for piece in pieces
+        for woven in piece.calls
     ]
     return tuple(sorted(spans, key=lambda span: span.call_index))

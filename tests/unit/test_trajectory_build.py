@@ -77,7 +77,8 @@ def test_exact_continuation_is_one_segment() -> None:
 def test_longest_segment_that_is_a_prefix_is_continued() -> None:
     # Both [1 2 3] (after call 0) and [1 2 3 4 5] (after its retry) are prefixes of call 2's prompt.
     built = build([call(0, [1, 2], [3]), call(1, [1, 2], [3, 4, 5]), call(2, [1, 2, 3, 4, 5, 6], [7])])
-    assert ids(built) == [[1, 2, 3], [1, 2, 3, 4, 5, 6, 7]]
+    assert ids(built) == [[1, 2, 3, 4, 5, 6, 7], [1, 2, 3]]
+    assert built.segments[1].parent == Parent(segment_index=0, length=2)
 
 
 def test_rerendered_reply_forks_at_the_deepest_exact_common_point() -> None:
@@ -140,7 +141,8 @@ def test_same_prompt_twice_gives_siblings_and_the_unused_one_is_not_trained_on()
 
 def test_last_of_equal_prompts_is_used_where_no_later_context_tells() -> None:
     built = build([call(0, [1, 2], [3]), call(1, [1, 2], [4])])
-    assert [int(tokens.loss_mask.sum()) for tokens in built.tokens] == [0, 1]
+    assert ids(built) == [[1, 2, 4], [1, 2, 3]]
+    assert [int(tokens.loss_mask.sum()) for tokens in built.tokens] == [1, 0]
 
 
 def test_sample_that_a_rewritten_context_builds_on_is_used() -> None:
@@ -257,7 +259,6 @@ def test_only_logprobs_of_the_sampling_distribution_are_trained_on(
         ({"logprobs": [-1.0, float("nan")]}, "1 of 2 sampled ids have no finite log-probability"),
         ({"logprobs": [-1.0]}, "1 log-probabilities came for 2 sampled ids"),
         ({"policy": None}, "no policy version was published"),
-        ({"error": "upstream reset"}, "never shown to the agent: upstream reset"),
     ],
 )
 def test_samples_that_cannot_stand_in_a_segment_are_dropped_with_the_reason(
@@ -272,9 +273,165 @@ def test_samples_that_cannot_stand_in_a_segment_are_dropped_with_the_reason(
 
 
 def test_samples_without_prompt_ids_are_dropped() -> None:
-    built = build([call(0, [], [3])])
+    built = build([call(0, [], [3], error="broke off")])
     assert built.segments == ()
-    assert "prompt ids" in built.dropped[0].reason
+    assert (
+        built.dropped[0].reason
+        == "the engine returned no prompt ids; the agent never had the reply: broke off"
+    )
+
+
+def test_reply_that_was_cut_off_is_kept_and_not_trained_on_and_its_retry_holds_the_line() -> None:
+    built = build(
+        [
+            call(0, [1, 2], [3]),
+            call(1, [1, 2, 3, 4], [5, 6], error="the agent went away", finish_reason=None),
+            call(2, [1, 2, 3, 4], [5, 7]),
+        ]
+    )
+    assert ids(built) == [[1, 2, 3, 4, 5, 7], [1, 2, 3, 4, 5, 6]]
+    cut = built.segments[1]
+    assert (cut.began, cut.ended, cut.role) == (SegmentStart.RETRY, SegmentStart.RETRY, SegmentRole.MAIN)
+    assert cut.parent == Parent(segment_index=0, length=4)
+    assert [int(tokens.loss_mask.sum()) for tokens in built.tokens] == [3, 0]
+    assert built.masked == ("2 sampled tokens: the agent never had the reply whole: the agent went away",)
+
+
+def test_reply_that_was_cut_off_at_the_end_stays_at_the_end() -> None:
+    built = build([call(0, [1, 2], [3]), call(1, [1, 2, 3, 4], [5], error="time limit")])
+    assert ids(built) == [[1, 2, 3, 4, 5]]
+    assert built.segments[0].ended == "aborted"
+    assert built.tokens[0].loss_mask.tolist() == [0, 0, 1, 0, 0]
+
+
+def test_agent_that_goes_on_without_the_reply_that_was_cut_off_goes_on_in_its_segment() -> None:
+    built = build(
+        [
+            call(0, [1, 2], [3]),
+            call(1, [1, 2, 3, 4], [5], error="stalled"),
+            call(2, [1, 2, 3, 4, 9], [6]),
+        ]
+    )
+    assert ids(built) == [[1, 2, 3, 4, 9, 6], [1, 2, 3, 4, 5]]
+    assert built.segments[1].began is SegmentStart.BRANCH
+    assert built.trained_tokens == 2
+
+
+def test_question_on_the_side_leaves_the_line_in_one_segment() -> None:
+    # A summary for a title, say: the whole context again, and a question that nobody goes on from.
+    built = build(
+        [
+            call(0, [1, 2], [3]),
+            call(1, [1, 2, 3, 8, 90], [91]),
+            call(2, [1, 2, 3, 8, 4], [5]),
+            call(3, [1, 2, 3, 8, 4, 5, 6], [7]),
+        ]
+    )
+    assert ids(built) == [[1, 2, 3, 8, 4, 5, 6, 7], [1, 2, 3, 8, 90, 91]]
+    side = built.segments[1]
+    assert (side.role, side.began) == (SegmentRole.AUXILIARY, SegmentStart.BRANCH)
+    assert side.parent == Parent(segment_index=0, length=4)
+    assert [int(tokens.loss_mask.sum()) for tokens in built.tokens] == [3, 0]
+
+
+def test_agent_that_goes_back_to_an_earlier_point_holds_the_line_from_there() -> None:
+    built = build(
+        [
+            call(0, [1, 2], [3]),
+            call(1, [1, 2, 3, 4], [5]),
+            call(2, [1, 2, 3, 4, 5, 6], [7]),
+            call(3, [1, 2, 3, 9], [8]),
+            call(4, [1, 2, 3, 9, 8, 10], [11]),
+        ]
+    )
+    assert ids(built) == [[1, 2, 3, 9, 8, 10, 11], [1, 2, 3, 4, 5, 6, 7]]
+    assert built.segments[1].parent == Parent(segment_index=0, length=3)
+    assert (built.segments[1].began, built.segments[1].role) == (SegmentStart.BRANCH, SegmentRole.SUBAGENT)
+
+
+SYSTEM = list(range(100, 130))
+
+
+def summary(role: str) -> list[RecordedCall]:
+    """A dialogue that is summed up and goes on from the summary, quoted in a message of `role`."""
+    text = "The bug is in parse_dates; the fix is half done.\nTests in tests/test_dates.py fail."
+    return [
+        call(0, [*SYSTEM, 1, 2, 3], [4]),
+        call(1, [*SYSTEM, 1, 2, 3, 4, 5], [6]),
+        call(2, [*SYSTEM, 1, 2, 3, 4, 5, 6, 70], [71, 72], reply={"role": "assistant", "content": text}),
+        call(3, [*SYSTEM, 80, 71, 81], [8], messages=({"role": role, "content": f"Summary:\n{text}"},)),
+        call(4, [*SYSTEM, 80, 71, 81, 8, 9], [10]),
+    ]
+
+
+def test_summary_that_the_agent_goes_on_from_is_auxiliary_though_nobody_declared_it() -> None:
+    built = build(summary("user"))
+    main, aside, after = built.segments
+    assert ids(built)[0] == [*SYSTEM, 1, 2, 3, 4, 5, 6]
+    assert (aside.role, aside.began) == (SegmentRole.AUXILIARY, SegmentStart.BRANCH)
+    assert aside.parent == Parent(segment_index=0, length=36)
+    assert (after.role, after.began) == (SegmentRole.MAIN, SegmentStart.CONTEXT_REWRITTEN)
+    assert after.parent == Parent(segment_index=0, length=30)
+    assert main.ended == SegmentStart.CONTEXT_REWRITTEN
+    assert [int(tokens.loss_mask.sum()) for tokens in built.tokens] == [2, 0, 2]
+
+
+def test_last_action_before_old_messages_are_left_out_is_no_summary() -> None:
+    built = build(summary("assistant"))
+    assert len(built.segments) == 2
+    assert built.trained_tokens == 6
+
+
+def test_declared_summary_of_the_whole_context_forks_from_the_line() -> None:
+    calls = summary("assistant")
+    declared = calls[2].call.model_copy(update={"purpose": CallPurpose.AUXILIARY})
+    calls[2] = RecordedCall(declared, calls[2].tokens)
+    aside = build(calls).segments[1]
+    assert (aside.role, aside.began) == (SegmentRole.AUXILIARY, SegmentStart.BRANCH)
+    assert aside.parent == Parent(segment_index=0, length=36)
+
+
+def test_subagent_with_the_opening_of_the_main_line_is_told_by_the_main_line_going_on() -> None:
+    built = build(
+        [
+            call(0, [*SYSTEM, 1, 2, 3], [4]),
+            call(1, [*SYSTEM, 50], [51]),
+            call(2, [*SYSTEM, 60], [61]),
+            call(3, [*SYSTEM, 50, 51, 52], [53]),
+            call(4, [*SYSTEM, 60, 61, 62], [63]),
+            call(5, [*SYSTEM, 1, 2, 3, 4, 5], [6]),
+        ]
+    )
+    assert [(s.role, s.began, s.parent and s.parent.length) for s in built.segments] == [
+        (SegmentRole.MAIN, SegmentStart.START, None),
+        (SegmentRole.SUBAGENT, SegmentStart.SUBAGENT, 30),
+        (SegmentRole.SUBAGENT, SegmentStart.SUBAGENT, 30),
+    ]
+    assert [int(tokens.loss_mask.sum()) for tokens in built.tokens] == [2, 0, 0]
+
+
+def test_declared_subagent_keeps_its_role_though_it_asked_only_once() -> None:
+    built = build(
+        [
+            call(0, [1, 2], [3]),
+            call(1, [60, 61], [62], purpose=CallPurpose.SUBAGENT),
+            call(2, [1, 2, 3, 4], [5]),
+        ]
+    )
+    assert [segment.role for segment in built.segments] == [SegmentRole.MAIN, SegmentRole.SUBAGENT]
+
+
+def test_tokens_of_another_policy_are_kept_and_not_trained_on() -> None:
+    small = POLICY.model_copy(update={"policy_name": "small"})
+    built = build(
+        [call(0, [1, 2], [3]), call(1, [1, 2, 3, 4], [5], policy=small), call(2, [1, 2, 3, 4, 5, 6], [7])],
+        policies=["policy"],
+    )
+    assert [run.policy_name for run in built.segments[0].policy_runs] == ["policy", "small", "policy"]
+    assert built.tokens[0].loss_mask.tolist() == [0, 0, 1, 0, 0, 0, 1]
+    assert built.masked == (
+        "1 sampled tokens: sampled by policy small, which is not the one that is trained",
+    )
 
 
 def test_replies_without_ids_are_named_as_gaps() -> None:
