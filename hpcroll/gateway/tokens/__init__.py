@@ -1,0 +1,17 @@
+"""Mode `tokens`: ids go to the inference server and come back; rendering and reading happen here."""
+
+from hpcroll.gateway.tokens.conversation import How, Rendered, TokenConversation, Why
+from hpcroll.gateway.tokens.messages import CannotRenderError
+from hpcroll.gateway.tokens.renderer import TokenRenderer
+from hpcroll.gateway.tokens.stream import Finished, ReplyStream
+
+__all__ = [
+    "CannotRenderError",
+    "Finished",
+    "How",
+    "Rendered",
+    "ReplyStream",
+    "TokenConversation",
+    "TokenRenderer",
+    "Why",
+]
