@@ -157,7 +157,7 @@ class TokenConversation:
         self, rendered: Rendered, tools: Sequence[Any] = (), *, stop: Sequence[str] = ()
     ) -> ReplyStream:
         """Reads the reply to `rendered`."""
-        return ReplyStream(self._renderer, rendered.ids.tolist(), tools, stop=stop)
+        return ReplyStream(self._renderer, rendered.ids, tools, stop=stop)
 
     def reply(self, rendered: Rendered, finished: Finished) -> None:
         """Remembers what was sampled and the message that the agent was shown of it.
@@ -187,16 +187,16 @@ class TokenConversation:
         if base is not None and base.tools == kit and start < len(walk.plain):
             new = walk.plain[start:]
             if not any(message["role"] == "assistant" for message in new):
-                whole = base.ids(base.length + len(base.sampled)).tolist()
-                ids = self._renderer.bridge(
-                    whole[: base.length], whole[base.length :], new, before=walk.plain[:start], tools=tools
+                whole = base.ids(base.length + len(base.sampled))
+                added = self._renderer.bridge(
+                    whole[: base.length], base.sampled, new, before=walk.plain[:start], tools=tools
                 )
-                if ids is not None:
-                    array = np.asarray(ids, dtype=np.uint32)
-                    return self._remember(walk, kit, call_index, array, How.BRIDGED, base)
+                if added is not None:
+                    ids = np.concatenate([whole, np.asarray(added, dtype=np.uint32)])
+                    return self._remember(walk, kit, call_index, ids, How.BRIDGED, base)
         why, detail = self._explain(walk, kit, start, base)
-        array = np.asarray(self._renderer.render_plain(walk.plain, tools), dtype=np.uint32)
-        return self._remember(walk, kit, call_index, array, How.RENDERED, None, why, detail)
+        ids = np.asarray(self._renderer.render_plain(walk.plain, tools), dtype=np.uint32)
+        return self._remember(walk, kit, call_index, ids, How.RENDERED, None, why, detail)
 
     def _remember(
         self,
@@ -209,6 +209,7 @@ class TokenConversation:
         why: Why | None = None,
         detail: str = "",
     ) -> Rendered:
+        base: _Turn | None
         if how is How.BRIDGED and source is not None:
             base, keep = source, source.length + len(source.sampled)
         elif how is How.REPEATED and source is not None:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from hpcroll.contract import canonical_json, sha256_hex
+import numpy as np
+
+from hpcroll.contract import Ids, canonical_json, sha256_hex
 from hpcroll.errors import ConfigError
 from hpcroll.gateway.chat import Message, assistant_message
 from hpcroll.gateway.tokens.messages import CannotRenderError, map_text, plain_message, with_tool_names
@@ -162,39 +164,48 @@ class TokenRenderer:
 
     def bridge(
         self,
-        prompt_ids: list[int],
-        sampled_ids: list[int],
+        prompt_ids: Ids,
+        sampled_ids: Ids,
         messages: Sequence[Message],
         *,
         before: Sequence[Message] = (),
         tools: Sequence[Any] = (),
     ) -> list[int] | None:
-        """The prompt that goes on from `prompt_ids` and `sampled_ids`, which it begins with.
+        """What follows `prompt_ids` and `sampled_ids` in the prompt that goes on from them.
 
         `messages`: plain, what came after the reply; `before`: the plain messages up to it. None where the
         template, or the retention of thinking, does not allow it.
         """
+        prompt, sampled = self.tail(prompt_ids), sampled_ids.tolist()
         try:
             bridged = self._renderer.bridge_to_next_turn(
-                prompt_ids, sampled_ids, self._prepare(messages, before), tools=self._tools(tools)
+                prompt, sampled, self._prepare(messages, before), tools=self._tools(tools)
             )
         except _UNREADABLE:
             return None
         if bridged is None:
             return None
         ids: list[int] = bridged.token_ids
-        middle, end = len(prompt_ids), len(prompt_ids) + len(sampled_ids)
+        middle, end = len(prompt), len(prompt) + len(sampled)
         # The renderer's promise, checked: training rests on it.
-        if ids[:middle] != prompt_ids or ids[middle:end] != sampled_ids:
+        if ids[:middle] != prompt or ids[middle:end] != sampled:
             return None
-        return ids
+        return ids[end:]
 
-    def parse(self, sampled_ids: list[int], prompt_ids: list[int], tools: Sequence[Any] = ()) -> Parsed:
-        """Reads a reply; what is no message of the family's grammar is text."""
+    def tail(self, prompt_ids: Ids) -> list[int]:
+        """As much of a prompt's end as `parse` and the package's bridge look at."""
+        if self.family not in TAGGED:
+            return list(prompt_ids.tolist())
+        ends = np.flatnonzero(np.isin(prompt_ids, self.stop_ids))
+        return list(prompt_ids[ends[-1] if len(ends) else 0 :].tolist())
+
+    def parse(self, sampled_ids: list[int], tail: list[int], tools: Sequence[Any] = ()) -> Parsed:
+        """Reads a reply to the prompt that ends with `tail`.
+
+        What is no message of the family's grammar is text.
+        """
         try:
-            response = self._renderer.parse_response(
-                sampled_ids, tools=list(tools) or None, prompt_ids=prompt_ids
-            )
+            response = self._renderer.parse_response(sampled_ids, tools=list(tools) or None, prompt_ids=tail)
         except _UNREADABLE as error:
             end = next((index for index, token in enumerate(sampled_ids) if token in self.stop_ids), None)
             text = self.tokenizer.decode(sampled_ids[:end]).strip()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
+from hpcroll.contract import Ids
 from hpcroll.gateway.chat import Delta, Message, ToolCallDelta
 from hpcroll.gateway.tokens.renderer import Parsed, TokenRenderer
 
@@ -49,14 +50,14 @@ class ReplyStream:
     def __init__(
         self,
         renderer: TokenRenderer,
-        prompt_ids: list[int],
+        prompt_ids: Ids,
         tools: Sequence[Any] = (),
         *,
         stop: Iterable[str] = (),
     ) -> None:
         """`stop`: strings that end the reply; not shown, nor is what follows them."""
         self._renderer = renderer
-        self._prompt_ids = prompt_ids
+        self._tail = renderer.tail(prompt_ids)
         self._tools = tools
         self._stop = tuple(text for text in stop if text)
         self._stop_ids = frozenset(renderer.stop_ids)
@@ -69,7 +70,7 @@ class ReplyStream:
         self._pieces = renderer.tokenizer.pieces or []
         self._channel = _Channel.HELD
         if renderer.streams:
-            thinking = renderer.parse([], prompt_ids, tools).thinking
+            thinking = renderer.parse([], self._tail, tools).thinking
             self._channel = _Channel.REASONING if thinking else _Channel.START
 
     def feed(self, ids: Sequence[int]) -> Delta:
@@ -96,7 +97,7 @@ class ReplyStream:
 
     def finish(self) -> Finished:
         """The whole message and what is left to show, once the last id is in."""
-        parsed = self._renderer.parse(self._ids, self._prompt_ids, self._tools)
+        parsed = self._renderer.parse(self._ids, self._tail, self._tools)
         content = parsed.content
         if cuts := [at for text in self._stop if (at := content.find(text)) >= 0]:
             content = content[: min(cuts)].rstrip()
@@ -145,7 +146,7 @@ class ReplyStream:
         return _Channel.HELD
 
     def _parse(self, length: int) -> Parsed:
-        return self._renderer.parse(self._ids[:length], self._prompt_ids, self._tools)
+        return self._renderer.parse(self._ids[:length], self._tail, self._tools)
 
 
 class _Text:
