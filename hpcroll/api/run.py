@@ -40,8 +40,8 @@ class Run:
         self._spool = spool
         self._ranks = Ranks(spool.paths.root, spool.config)
         self._observer = StatusObserver(spool)
-        self.policy = PolicyRegistry(spool.paths)
-        """Policy versions: `run.policy.publish(7, weights="ckpt/7")`, `run.policy.latest()`."""
+        self.policy = PolicyRegistry(spool.paths, name=spool.config.model.name)
+        """Policy versions and pauses: `run.policy.publish(7, weights="ckpt/7")`, `run.policy.paused()`."""
 
     @classmethod
     def create(
@@ -254,16 +254,26 @@ class Run:
         return self._observer.observe(exact=exact, jobs=jobs, job_trouble=self._ranks.trouble)
 
     def serve(
-        self, command: Sequence[str], *, port: int, host: str | None = None, ready_timeout_s: float = 1800.0
+        self,
+        command: Sequence[str],
+        *,
+        port: int,
+        host: str | None = None,
+        kind: str | None = None,
+        served_name: str | None = None,
+        version: int | None = None,
+        ready_timeout_s: float = 1800.0,
     ) -> int:
         """Runs an inference server for this run until SIGTERM; see `api.serving.serve`."""
-        served_name = self.config.model.served_name or self.config.model.name
         return serve(
             self.policy,
             command,
-            served_name=served_name,
+            served_name=served_name or self.config.model.served_name,
+            policy_name=self.config.model.name,
             port=port,
             host=host,
+            kind=kind,
+            version=version,
             ready_timeout_s=ready_timeout_s,
         )
 

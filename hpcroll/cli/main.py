@@ -16,7 +16,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 import hpcroll
-from hpcroll.cli import demo, doctor, images, runs, shards, tasks, watching, workers
+from hpcroll.cli import demo, doctor, images, policies, runs, shards, tasks, watching, workers
 from hpcroll.errors import ConfigError, HpcrollError, ImageError, PluginError, UnsafeFilesystemError
 
 app = typer.Typer(
@@ -53,6 +53,7 @@ tasks.register(app)
 images.register(app)
 runs.register(app)
 workers.register(app)
+policies.register(app)
 watching.register(app)
 shards.register(app)
 doctor.register(app)

@@ -1,4 +1,4 @@
-"""Commands that start processes: launch, worker, endpoint."""
+"""Commands that start processes: launch, worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ def register(app: typer.Typer) -> None:
     """Adds the commands to `app`."""
     app.command()(launch)
     app.command()(worker)
-    app.command()(endpoint)
 
 
 def launch(
@@ -50,16 +49,3 @@ def worker(
     from hpcroll.worker.parent import run_rank
 
     return run_rank(run_dir, leg=leg, rank=rank)
-
-
-def endpoint(
-    run_dir: RunDirectory,
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="Starts the server.")],
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port that the server listens on.")] = 8000,
-    host: Annotated[str | None, typer.Option(help="Name under which workers reach it; this host's.")] = None,
-    ready_s: Annotated[float, typer.Option("--ready-s", help="Longest that it may take to answer.")] = 1800,
-) -> int:
-    """Start an inference server, register it with the run once it answers, withdraw it at its end."""
-    from hpcroll.api import Run
-
-    return Run.open(run_dir).serve(command, port=port, host=host, ready_timeout_s=ready_s)

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from hpcroll.contract import PolicyId
+
+
+async def _unknown() -> PolicyId | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySource:
+    """What the policy registry knows; the parts that are not awaited must not block."""
+
+    known: Callable[[], PolicyId | None] = lambda: None
+    """The version that was published last, as of about a second ago; None where there is no registry."""
+    read: Callable[[], Awaitable[PolicyId | None]] = _unknown
+    """The same, read anew."""
+    history: Callable[[], Sequence[PolicyId]] = tuple
+    """The versions that were published of late, oldest first."""
 
 
 def served_by(

@@ -12,6 +12,8 @@ from pydantic_core import from_json
 
 from hpcroll.contract import Call, Latency, PolicyId, RecordedCall, StopReason
 from hpcroll.errors import ModelError, SpoolError
+from hpcroll.gateway.admission import CallCutError
+from hpcroll.gateway.attribution import served_by
 from hpcroll.gateway.chat import ChatRequest
 from hpcroll.gateway.engines.base import Part, Question, Reading
 from hpcroll.gateway.engines.chat import ChatEngine
@@ -33,6 +35,7 @@ class Exchange:
     def __init__(self, session: GatewaySession, request: ChatRequest, dialect: str, outlet: Outlet) -> None:
         self._session = session
         self._config = session.services.config
+        self._asked = request
         request = replace(request, messages=session.recall.restore(request.messages, request.tools))
         self._request = request
         self._dialect = dialect
@@ -44,7 +47,7 @@ class Exchange:
             budget=self._ticket.budget,
             identity=f"{session.name}.{self._ticket.call_index}",
         )
-        self._policy_before = session.services.policy()
+        self._policy_before = self._policy_after = session.services.policy.known()
         self._started_at = time.time()
         self._started = time.monotonic()
         self._first_token_s: float | None = None
@@ -58,7 +61,13 @@ class Exchange:
         An agent that goes away ends the call: it is recorded with what came so far.
         """
         try:
-            refusal = await self._record(await self._try())
+            try:
+                refusal = await self._try()
+            except CallCutError as cut:
+                if self._outlet.is_fresh:
+                    return await self._try_again(cut)
+                refusal = self._fail(ModelError(str(cut)))
+            refusal = await self._record(refusal)
             if refusal is not None:
                 return await self._outlet.refuse(refusal)
             return await self._outlet.finish(self._reply.reply())
@@ -68,8 +77,11 @@ class Exchange:
 
     async def _try(self) -> Refusal | None:
         try:
-            async with asyncio.timeout(self._config.call_timeout_s):
-                await self._obtain()
+            async with self._session.services.admission.call():
+                self._policy_before = self._policy_after = self._session.services.policy.known()
+                async with asyncio.timeout(self._config.call_timeout_s):
+                    await self._obtain()
+                await self._look_at_policy()
         except Refusal as refusal:
             return refusal
         except UpstreamRefusal as refusal:
@@ -82,6 +94,19 @@ class Exchange:
             await self._session.record(self._recorded(_AGENT_GONE), self._ticket)
             raise
         return None
+
+    async def _try_again(self, cut: CallCutError) -> web.StreamResponse:
+        """Sends a call again that was cut before the agent was shown anything; the cut try is recorded."""
+        try:
+            await self._session.record(self._recorded(str(cut)), self._ticket)
+        except SpoolError as lost:
+            return await self._outlet.refuse(not_recorded(str(lost)))
+        return await Exchange(self._session, self._asked, self._dialect, self._outlet).run()
+
+    async def _look_at_policy(self) -> None:
+        # An engine that names its version is believed; what a silent one may have served is read anew.
+        if not self._reply.versions and (self._accepted is None or self._accepted.upstream.version is None):
+            self._policy_after = await self._session.services.policy.read() or self._policy_after
 
     async def _record(self, refusal: Refusal | None) -> Refusal | None:
         # Before the agent sees the reply: whatever it does next, the tokens that made it do so are kept.
@@ -205,21 +230,11 @@ class Exchange:
         return RecordedCall(call, reply.tokens())
 
     def _policy(self) -> PolicyId | None:
-        """Which versions may have served the call: what the engine named, else what was in force."""
-        before, after = self._policy_before, self._session.services.policy()
-        if named := self._reply.versions:
-            known = after or before
-            return PolicyId(
-                policy_name=known.policy_name if known is not None else self._config.name,
-                lineage=known.lineage if known is not None else "",
-                version_low=min(named),
-                version_high=max(named),
-            )
-        if after is None:
-            return before
-        if before is None or before.lineage != after.lineage:
-            before = after  # versions of two lineages span no range
-        low, high = min(before.version_low, after.version_low), max(before.version_high, after.version_high)
-        # low = high is the engine's word alone: a silent one may still be loading what was published last.
-        low = max(low - 1, 0) if low == high else low
-        return after.model_copy(update={"version_low": low, "version_high": high})
+        return served_by(
+            self._policy_before,
+            self._policy_after,
+            name=self._config.name,
+            named=self._reply.versions,
+            fixed=self._accepted.upstream.version if self._accepted is not None else None,
+            history=self._session.services.policy.history(),
+        )

@@ -29,6 +29,11 @@ class Outlet:
         """Whether the agent was shown anything."""
         return self._stream is not None
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it was given nothing yet, so that another try of the call may begin with it."""
+        return self._stream is None and not self._held
+
     async def forward(self, delta: Delta, prompt_tokens: int) -> None:
         """Sends a piece on, or holds it: from the first tool call on, which an agent may act upon.
 

@@ -13,6 +13,8 @@ from pydantic_core import from_json
 
 from hpcroll.config import ModelConfig
 from hpcroll.contract import PolicyId, Rollout
+from hpcroll.gateway.admission import Admission
+from hpcroll.gateway.attribution import PolicySource
 from hpcroll.gateway.dialects.base import Dialect, HttpCall
 from hpcroll.gateway.endpoint import ModelEndpoint
 from hpcroll.gateway.exchange import Exchange
@@ -36,9 +38,9 @@ _Answer = Callable[[Dialect, GatewaySession, web.Request], Awaitable[web.StreamR
 class Gateway:
     """The model endpoint of one worker, in the worker's event loop.
 
-    `upstreams` lists the inference servers that are there now, besides `config.endpoints`; `policy`
-    names the versions that a server may be serving now (None: no policy was published). Both are called
-    for every model call and must not block. The journal is opened and closed by its owner.
+    `upstreams` lists the inference servers that are there now, besides `config.endpoints`, and must not
+    block; `policy` is what the registry knows; `admission` is the gate that every try of a call passes,
+    driven by whoever watches the registry. The journal is opened and closed by its owner.
     """
 
     def __init__(
@@ -47,10 +49,12 @@ class Gateway:
         *,
         journal: Journal,
         upstreams: Callable[[], Sequence[Upstream]] = tuple,
-        policy: Callable[[], PolicyId | None] = lambda: None,
+        policy: PolicySource | Callable[[], PolicyId | None] = lambda: None,
+        admission: Admission | None = None,
     ) -> None:
         pool = UpstreamPool(config, upstreams)
-        self._services = Services(config, journal, pool, policy)
+        source = policy if isinstance(policy, PolicySource) else PolicySource(known=policy)
+        self._services = Services(config, journal, pool, source, admission or Admission())
         self._dialects = [point.load()(config.name) for point in known(Family.DIALECT).values()]
         self._sessions: dict[str, GatewaySession] = {}
         self._runner: web.AppRunner | None = None

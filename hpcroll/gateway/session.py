@@ -12,8 +12,10 @@ from aiohttp import web
 from pydantic_core import to_json
 
 from hpcroll.config import ModelConfig
-from hpcroll.contract import PolicyId, RecordedCall, Rollout, StopReason
+from hpcroll.contract import RecordedCall, Rollout, StopReason
 from hpcroll.errors import HpcrollError, SpoolError
+from hpcroll.gateway.admission import Admission
+from hpcroll.gateway.attribution import PolicySource
 from hpcroll.gateway.endpoint import ModelEndpoint
 from hpcroll.gateway.journal import Journal
 from hpcroll.gateway.prefix import MessageList
@@ -38,7 +40,8 @@ class Services:
     config: ModelConfig
     journal: Journal
     pool: UpstreamPool
-    policy: Callable[[], PolicyId | None]
+    policy: PolicySource
+    admission: Admission
 
 
 @dataclass(frozen=True, slots=True)

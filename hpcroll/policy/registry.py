@@ -39,10 +39,14 @@ class PauseOutcome:
 
 
 class PolicyRegistry:
-    """The policy versions, inference servers and pauses of one run. Not for several threads at once."""
+    """The policy versions, inference servers and pauses of one run. Not for several threads at once.
 
-    def __init__(self, paths: RunPaths) -> None:
+    `name`: the policy that is meant where a call names none.
+    """
+
+    def __init__(self, paths: RunPaths, *, name: str = "policy") -> None:
         self._paths = paths
+        self._name = name
         self._chain: dict[int, PolicyVersion] = {}
         """Entries read so far, by their place in the chain; immutable, so never read twice."""
         self._watch = EndpointWatch(paths)
@@ -55,14 +59,16 @@ class PolicyRegistry:
         *,
         weights: str | None,
         digest: str | None = None,
-        name: str = "policy",
+        name: str | None = None,
         lineage: str = "main",
     ) -> PolicyVersion:
         """Makes `version` the newest of policy `name`; durable and visible on return.
 
-        Publishing a version again with the same weights changes nothing. Raises `ConfigError` where the
-        lineage has that version with other weights, or a higher version.
+        Publish before an engine loads the weights: then no call is recorded as of an older version than
+        it was. Publishing a version again with the same weights changes nothing. Raises `ConfigError`
+        where the lineage has that version with other weights, or a higher version.
         """
+        name = self._name if name is None else name
         try:
             wanted = PolicyVersion(
                 policy_name=name,
@@ -91,13 +97,14 @@ class PolicyRegistry:
         self._read_chain()
         return tuple(self._chain[place] for place in range(len(self._chain)))
 
-    def latest(self, name: str = "policy") -> PolicyVersion | None:
+    def latest(self, name: str | None = None) -> PolicyVersion | None:
         """The version of policy `name` that was published last; None where there is none.
 
         One file is opened, which a network file system answers with what its server holds now.
         """
-        data = read_fresh(self._paths.policy_latest(name))
-        return None if data is None else self._parse(data, str(self._paths.policy_latest(name)))
+        path = self._paths.policy_latest(self._name if name is None else name)
+        data = read_fresh(path)
+        return None if data is None else self._parse(data, str(path))
 
     def register_endpoint(
         self, url: str, served_name: str, *, version: int | None = None, kind: str = DEFAULT_KIND

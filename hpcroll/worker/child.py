@@ -14,7 +14,10 @@ from hpcroll.config import RunConfig
 from hpcroll.contract import Stage
 from hpcroll.errors import ConfigError, HpcrollError, IsolationUnavailableError
 from hpcroll.gateway import Gateway, Journal
+from hpcroll.gateway.admission import Admission
+from hpcroll.gateway.attribution import PolicySource
 from hpcroll.plugins import Family, load
+from hpcroll.policy import Gate
 from hpcroll.sandboxes.base import SandboxProvider
 from hpcroll.shards import ShardWriter
 from hpcroll.spool import Claims, EventLog, Heartbeat, Incarnation, Spool
@@ -101,8 +104,15 @@ async def _gateway(stack: AsyncExitStack, spool: Spool, incarnation: Incarnation
     journal = Journal(spool.paths.journal_file(incarnation.id))
     journal.open()
     stack.push_async_callback(journal.close)
-    view = await stack.enter_async_context(PolicyView(spool.paths, spool.config.model.name))
-    gateway = Gateway(spool.config.model, journal=journal, upstreams=view.upstreams, policy=view.policy)
+    gate = Gate(spool.paths, incarnation.id, silence_s=spool.config.lease.silence_s)
+    admission = Admission()
+    view = await stack.enter_async_context(
+        PolicyView(spool.paths, spool.config.model.name, admission=admission, gate=gate)
+    )
+    policy = PolicySource(known=view.policy, read=view.policy_now, history=view.history)
+    gateway = Gateway(
+        spool.config.model, journal=journal, upstreams=view.upstreams, policy=policy, admission=admission
+    )
     stack.push_async_callback(gateway.close)
     await gateway.start()
     return gateway

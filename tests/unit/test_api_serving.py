@@ -94,7 +94,7 @@ def test_server_that_never_answers_is_not_registered(
     process = serve("false")
     assert process.wait(60) == 1
     assert process.stderr is not None
-    assert "ended with status 1 before it answered" in process.stderr.read()
+    assert "ended with status 1 before it was ready" in process.stderr.read()
     assert run.endpoints == ()
 
 
