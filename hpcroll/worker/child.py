@@ -74,8 +74,11 @@ async def _work(spool: Spool, leg: int, *, rank: int, announce_fd: int) -> int:
     async with AsyncExitStack() as stack:
         events = stack.enter_context(EventLog(incarnation))
         writer = stack.enter_context(ShardWriter(spool.paths, incarnation.id, config.shards))
-        gateway = await _gateway(stack, spool, incarnation) if Stage.RUN in stages else None
-        pools = StagePools(config.stages, stages, events)
+        admission = Admission()
+        gateway = None
+        if Stage.RUN in stages:
+            gateway = await _gateway(stack, spool, incarnation, admission)
+        pools = StagePools(config.stages, stages, events, admission=admission)
         jobs = SlurmJobs(config.lease.scheduler_poll_s)
         worker = Worker(
             spool,
@@ -99,13 +102,14 @@ async def _work(spool: Spool, leg: int, *, rank: int, announce_fd: int) -> int:
         return RESTART if worker.broken else 0
 
 
-async def _gateway(stack: AsyncExitStack, spool: Spool, incarnation: Incarnation) -> Gateway:
+async def _gateway(
+    stack: AsyncExitStack, spool: Spool, incarnation: Incarnation, admission: Admission
+) -> Gateway:
     """A started gateway with its journal, both closed with `stack`."""
     journal = Journal(spool.paths.journal_file(incarnation.id))
     journal.open()
     stack.push_async_callback(journal.close)
     gate = Gate(spool.paths, incarnation.id, silence_s=spool.config.lease.silence_s)
-    admission = Admission()
     view = await stack.enter_async_context(
         PolicyView(spool.paths, spool.config.model.name, admission=admission, gate=gate)
     )

@@ -1,7 +1,7 @@
 """The three stage pools of a worker: who is in which stage, for how long, and whether there is room.
 
 Slots are granted in order of arrival. A stage's deadline begins with its slot, so that time in a queue
-does not count against a rollout.
+does not count against a rollout; that of the run stage stands still while the policy is paused.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 
 from hpcroll.config import StagesConfig
 from hpcroll.contract import RolloutRef, Stage, StageTiming
 from hpcroll.gateway import GatewaySession
+from hpcroll.gateway.admission import Admission
 from hpcroll.harnesses.base import AgentSession
 from hpcroll.spool import Claim, EventLog
 
@@ -32,8 +33,8 @@ class Flight:
     stage: Stage | None = None
     """The stage whose slot it holds; None between two of them."""
     waiting_for: Stage | None = None
-    deadline: float | None = None
-    """Monotonic time at which the stage that it is in must be over."""
+    scope: asyncio.Timeout | None = None
+    """The deadline of the stage that it is in."""
     last_stage: Stage | None = None
     """The stage that it entered last."""
     ended: float | None = None
@@ -51,6 +52,11 @@ class Flight:
     """The model calls so far, likewise."""
 
     @property
+    def deadline(self) -> float | None:
+        """Monotonic time at which the stage that it is in must be over; None where that stands still."""
+        return self.scope.when() if self.scope is not None else None
+
+    @property
     def ref(self) -> RolloutRef:
         return self.claim.rollout.ref
 
@@ -63,8 +69,16 @@ class Flight:
 class StagePools:
     """Slots per stage, and the rule by which a worker claims."""
 
-    def __init__(self, config: StagesConfig, stages: tuple[Stage, ...], events: EventLog) -> None:
+    def __init__(
+        self,
+        config: StagesConfig,
+        stages: tuple[Stage, ...],
+        events: EventLog,
+        *,
+        admission: Admission | None = None,
+    ) -> None:
         self._config = config
+        self._admission = admission or Admission()
         self._stages = stages
         self._events = events
         self._slots = {stage: asyncio.Semaphore(config.of(stage).width) for stage in stages}
@@ -125,6 +139,10 @@ class StagePools:
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
 
+    def deadline(self, stage: Stage, timeout_s: float) -> AbstractAsyncContextManager[asyncio.Timeout]:
+        """`asyncio.timeout(timeout_s)`; in the run stage on a clock that stands still in a pause."""
+        return self._admission.deadline(timeout_s) if stage is Stage.RUN else asyncio.timeout(timeout_s)
+
     @asynccontextmanager
     async def slot(self, stage: Stage, flight: Flight, *, extra_s: float = 0.0) -> AsyncIterator[None]:
         """Waits for a slot of `stage`; raises `TimeoutError` `extra_s` after the stage's deadline."""
@@ -133,14 +151,13 @@ class StagePools:
             timeout_s = self._config.of(stage).timeout_s + extra_s
             begun, started_at = time.monotonic(), time.time()
             flight.waiting_for, flight.stage, flight.last_stage = None, stage, stage
-            flight.deadline = begun + timeout_s
             self._log(flight, f"{stage}.start")
             self._changed.set()
             try:
-                async with asyncio.timeout(timeout_s):
+                async with self.deadline(stage, timeout_s) as flight.scope:
                     yield
             finally:
-                flight.stage, flight.deadline = None, None
+                flight.stage, flight.scope = None, None
                 duration_s = time.monotonic() - begun
                 flight.timings[stage] = StageTiming(started_at=started_at, duration_s=duration_s)
                 self._log(flight, f"{stage}.end")

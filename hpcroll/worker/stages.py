@@ -112,7 +112,7 @@ class Stages:
                 model=model,
             )
             try:
-                async with asyncio.timeout(self._config.stages.run.timeout_s):
+                async with self._pools.deadline(Stage.RUN, self._config.stages.run.timeout_s):
                     stop_reason = await handler.run(rollout.task, flight.agent, self._harness)
             except TimeoutError:
                 stop_reason = StopReason.TIME_LIMIT

@@ -29,6 +29,10 @@ def make_flight(ordinal: int) -> Flight:
     return Flight(SimpleNamespace(rollout=SimpleNamespace(ref=ref), attempt=1))  # type: ignore[arg-type]
 
 
+def due_at(when: float) -> asyncio.Timeout:
+    return SimpleNamespace(when=lambda: when)  # type: ignore[return-value]
+
+
 def make_pools(
     stages: tuple[Stage, ...] = ALL, *, init: int = 2, run: int = 2, ready: int = 1, overlap: bool = True
 ) -> StagePools:
@@ -127,7 +131,7 @@ def test_a_stage_past_its_deadline_raises() -> None:
 def test_a_rollout_far_past_its_deadline_makes_its_worker_look_hung() -> None:
     pools = make_pools()
     flight = place(pools, 0, stage=Stage.RUN)
-    flight.deadline = time.monotonic()
+    flight.scope = due_at(time.monotonic())
     assert pools.overdue() == []
-    flight.deadline = time.monotonic() - OVERDUE_GRACE_S - 1
+    flight.scope = due_at(time.monotonic() - OVERDUE_GRACE_S - 1)
     assert pools.overdue() == [flight]
