@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from pydantic import Field
 
@@ -16,7 +16,7 @@ from hpcroll.config import HarnessConfig, Strict
 from hpcroll.contract import Action, StopReason, canonical_json, sha256_hex
 from hpcroll.errors import HarnessError, SandboxError
 from hpcroll.harnesses.base import AgentSession
-from hpcroll.harnesses.programs.base import CPU, TREE, Answer, Program, content, fill_text
+from hpcroll.harnesses.programs.base import MACHINE, TREE, Answer, Program, content, fill_text
 from hpcroll.harnesses.trees import node, store
 from hpcroll.sandboxes.base import ExecResult
 
@@ -62,7 +62,7 @@ class BlackBoxHarness:
 
     def __init__(self, config: HarnessConfig) -> None:
         self._config = config
-        self._options = BlackBoxOptions.model_validate(config.options)
+        self._options = cast(BlackBoxOptions, self.Options.model_validate(config.options))
         self.version = self._options.version or self.program.version
 
     def check(self) -> None:
@@ -185,12 +185,13 @@ async def _facts(session: AgentSession, config: HarnessConfig) -> dict[str, Any]
         "context_tokens": endpoint.context_tokens,
         "reply_tokens": reply_tokens,
         "prompt_tokens": endpoint.context_tokens - reply_tokens,
+        "prompt_share": (endpoint.context_tokens - reply_tokens) / 2**20,
         "max_turns": config.max_turns,
         "command_timeout_s": round(config.command_timeout_s),
         "command_timeout_ms": round(config.command_timeout_s * 1000),
         "output_bytes": config.output_bytes,
         "tree": TREE,
-        "cpu": CPU,
+        **MACHINE,
     }
 
 

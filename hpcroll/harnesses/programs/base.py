@@ -14,8 +14,11 @@ TREE = "/opt/hpcroll"
 """Where a sandbox has the agent's tree."""
 NODE = f"{TREE}/bin/node"
 PYTHON = f"{TREE}/python/bin/python3"
-CPU = {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
-"""This machine's processor in the names of npm packages."""
+MACHINE = {
+    "machine": platform.machine(),
+    "cpu": {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), platform.machine()),
+}
+"""Facts about this machine's processor: its own name, and the one in names of npm packages."""
 
 
 class Dialect(StrEnum):
@@ -62,9 +65,9 @@ class Program:
 
     Texts in `argv`, `env` and `files` may name facts of the rollout: `${base_url}` (ends in `/v1`),
     `${root_url}` (the same without), `${api_key}`, `${model}`, `${task}`, `${workdir}`, `${home}`,
-    `${state}` (a directory of its own), `${context_tokens}`, `${reply_tokens}`, `${prompt_tokens}` (the
-    context less a reply), `${max_turns}`, `${command_timeout_s}`, `${command_timeout_ms}`,
-    `${output_bytes}`, `${tree}`, `${cpu}`.
+    `${context_tokens}`, `${reply_tokens}`, `${prompt_tokens}` (the
+    context less a reply), `${prompt_share}` (the same over 2^20), `${max_turns}`, `${command_timeout_s}`,
+    `${command_timeout_ms}`, `${output_bytes}`, `${tree}`, `${machine}`, `${cpu}`.
     """
 
     name: str

@@ -25,7 +25,7 @@ from importlib import resources
 from pathlib import Path
 
 from hpcroll.errors import HarnessError
-from hpcroll.harnesses.programs.base import CPU, Npm, Pip, Program, fill
+from hpcroll.harnesses.programs.base import MACHINE, Npm, Pip, Program, fill
 from hpcroll.harnesses.trees import runtime, store
 from hpcroll.harnesses.trees.store import Archive
 
@@ -79,7 +79,7 @@ def _lock(program: Program, version: str) -> str | None:
 
 
 def _build_npm(program: Program, recipe: Npm, version: str, tree: Path) -> dict[str, str]:
-    packages = fill(recipe.packages, {"version": version, "cpu": CPU})
+    packages = fill(recipe.packages, {"version": version, **MACHINE})
     manifest = {"name": program.name, "version": "1.0.0", "private": True, "dependencies": packages}
     (tree / "package.json").write_text(json.dumps(manifest))
     lock = _lock(program, version)
