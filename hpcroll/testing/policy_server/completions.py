@@ -9,12 +9,13 @@ last event with ids holds the finish reason. Without `max_tokens` a reply has at
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import Any
 
 from hpcroll.testing.policy_server.outgoing import Outgoing
 from hpcroll.testing.policy_server.reply import Reply
 from hpcroll.testing.policy_server.template import Template
-from hpcroll.testing.policy_server.vocabulary import decode
+from hpcroll.testing.policy_server.vocabulary import decode, texts
 from hpcroll.testing.policy_server.wire import Event, read_ids
 
 _DEFAULT_MAX_TOKENS = 16
@@ -35,17 +36,16 @@ class CompletionsWire:
 
     def whole(self, out: Outgoing) -> dict[str, Any]:
         ids = out.reply.ids
-        choice = self._choice(out, decode(out.vocabulary, ids), 0, len(ids), ends=True, first=True)
+        choice = self._choice(out, decode(out.vocabulary, ids), 0, len(ids), offset=0)
         return {**out.head("text_completion"), "choices": [choice], "usage": out.usage()}
 
     def events(self, out: Outgoing) -> Iterator[Event]:
         length = len(out.reply.ids)
-        sent_text = ""
-        for stop in range(1, length + 1):
-            text = _settled(decode(out.vocabulary, out.reply.ids[:stop]), last=stop == length)
-            new, sent_text = text[len(sent_text) :], text
-            choice = self._choice(out, new, stop - 1, stop, ends=stop == length, first=stop == 1)
+        offset = 0
+        for stop, text in enumerate(texts(out.vocabulary, out.reply.ids), start=1):
+            choice = self._choice(out, text, stop - 1, stop, offset=offset)
             yield Event({**out.head("text_completion"), "choices": [choice]}, stop, ends=stop == length)
+            offset += len(text)
         if out.wants_usage:
             yield Event({**out.head("text_completion"), "choices": [], "usage": out.usage()}, length)
         yield Event(None, length)
@@ -58,26 +58,24 @@ class CompletionsWire:
             "requested output tokens."
         )
 
-    def _choice(
-        self, out: Outgoing, text: str, start: int, stop: int, *, ends: bool, first: bool
-    ) -> dict[str, Any]:
-        reason = engine_finish(out.reply) if ends else None
+    def _choice(self, out: Outgoing, text: str, start: int, stop: int, *, offset: int) -> dict[str, Any]:
+        reason = engine_finish(out.reply) if stop == len(out.reply.ids) else None
         fields: dict[str, Any] = {"index": 0, "text": text, "finish_reason": reason, "stop_reason": None}
         fields["logprobs"] = (
-            self._logprobs(out, start, stop) if out.body.get("logprobs") is not None else None
+            self._logprobs(out, start, stop, offset) if out.body.get("logprobs") is not None else None
         )
         if out.body.get("return_token_ids") and (ids := out.token_ids(start, stop)) is not None:
             fields["token_ids"] = ids
-            fields["prompt_token_ids"] = out.prompt if first else None
+            fields["prompt_token_ids"] = out.prompt if start == 0 else None
         return fields
 
-    def _logprobs(self, out: Outgoing, start: int, stop: int) -> dict[str, Any] | None:
+    def _logprobs(self, out: Outgoing, start: int, stop: int, offset: int) -> dict[str, Any] | None:
         values = out.logprobs(start, stop)
         if values is None:
             return None
         tokens = [piece.decode("utf-8", errors="replace") for piece in out.pieces(start, stop)]
         return {
-            "text_offset": [0] * len(tokens),
+            "text_offset": list(accumulate(map(len, tokens[:-1]), initial=offset)),
             "token_logprobs": values,
             "tokens": tokens,
             "top_logprobs": [{token: value} for token, value in zip(tokens, values, strict=True)],
@@ -87,8 +85,3 @@ class CompletionsWire:
 def engine_finish(reply: Reply) -> str:
     """Why sampling ended; an engine that is given ids knows nothing of tool calls."""
     return "length" if reply.finish_reason == "length" else "stop"
-
-
-def _settled(text: str, *, last: bool) -> str:
-    # Engines keep back the end of a text that may be half a character.
-    return text if last else text.rstrip("\ufffd")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import codecs
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hpcroll.testing.policy_server.reply import Reply, Span
+from hpcroll.testing.policy_server.reply import Reply, runs
 from hpcroll.testing.policy_server.template import PartKind
-from hpcroll.testing.policy_server.vocabulary import Vocabulary
+from hpcroll.testing.policy_server.vocabulary import Vocabulary, texts
 
 ARGUMENT_PIECES = 4
 """In how many pieces the arguments of a tool call come, where they have as many characters."""
@@ -25,51 +24,36 @@ def deltas(reply: Reply, vocabulary: Vocabulary, *, strips_newlines: bool) -> It
     Text and thinking come token by token, a character whose bytes lie in several tokens with its last
     one; a tool call comes as its name, then its arguments in pieces.
     """
-    for kind, spans in _runs(reply):
+    for kind, start, stop, calls in runs(reply.spans):
         if kind is PartKind.CALLS:
-            yield from _of_calls(reply, spans[0])
+            yield from _of_calls(reply, start, stop, calls)
         elif kind is PartKind.MARK:
-            yield {}, spans[0].start, spans[-1].stop
+            yield {}, start, stop
         else:
-            yield from _of_text(reply, vocabulary, spans, strips_newlines)
+            ids = reply.ids[start:stop]
+            for place, text in enumerate(_texts(vocabulary, ids, strips_newlines), start):
+                yield ({} if text is None else {_FIELDS[kind]: text}), place, place + 1
 
 
-def _runs(reply: Reply) -> list[tuple[PartKind, list[Span]]]:
-    # Neighbours that show text are one text: a character may lie across them in a reply cut short.
-    runs: list[tuple[PartKind, list[Span]]] = []
-    for span in reply.spans:
-        if span.start == span.stop:
-            continue
-        if runs and runs[-1][0] is span.kind is PartKind.TEXT:
-            runs[-1][1].append(span)
-        else:
-            runs.append((span.kind, [span]))
-    return runs
-
-
-def _of_text(reply: Reply, vocabulary: Vocabulary, spans: list[Span], strip: bool) -> Iterator[Delta]:
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    start, stop = spans[0].start, spans[-1].stop
-    field = _FIELDS[spans[0].kind]
+def _texts(vocabulary: Vocabulary, ids: Sequence[int], strips_newlines: bool) -> Iterator[str | None]:
     begun, held = False, ""
-    for place in range(start, stop):
-        text = held + decoder.decode(vocabulary.piece(reply.ids[place]), final=place + 1 == stop)
-        held = ""
-        if strip:
-            text = text if begun else text.lstrip("\n")
-            kept = text.rstrip("\n")
-            # Newlines are held back until more text shows that they are none of the template's.
-            text, held = kept, text[len(kept) :]
-            begun = begun or bool(text)
-        yield ({field: text} if text or not strip else {}), place, place + 1
+    for new in texts(vocabulary, ids):
+        if not strips_newlines:
+            yield new
+            continue
+        text = held + (new if begun or held else new.lstrip("\n"))
+        kept = text.rstrip("\n")
+        # Newlines are held back until more text shows that they are none of the template's.
+        held = text[len(kept) :]
+        begun = begun or bool(kept)
+        yield kept or None
 
 
-def _of_calls(reply: Reply, span: Span) -> Iterator[Delta]:
-    pieces = [piece for place in span.calls for piece in _of_call(place, reply.tool_calls[place])]
-    count = span.stop - span.start
+def _of_calls(reply: Reply, first: int, last: int, calls: Sequence[int]) -> Iterator[Delta]:
+    pieces = [piece for place in calls for piece in _of_call(place, reply.tool_calls[place])]
     for number, piece in enumerate(pieces):
-        start = span.start + count * number // len(pieces)
-        stop = span.start + count * (number + 1) // len(pieces)
+        start = first + (last - first) * number // len(pieces)
+        stop = first + (last - first) * (number + 1) // len(pieces)
         yield {"tool_calls": [piece]}, start, stop
 
 

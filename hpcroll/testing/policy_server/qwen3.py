@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
+from unicodedata import normalize
 
 from hpcroll.errors import ConfigError
 from hpcroll.testing.policy_server.template import (
@@ -70,6 +71,9 @@ class Qwen3Template:
             raise TemplateError("no messages")
         tools = request.get("tools") or None
         return list(self._renderer.render_ids(messages, tools=tools, add_generation_prompt=True))
+
+    def as_read(self, text: str) -> str:
+        return normalize("NFC", text)
 
     def render_reply(self, draft: Draft) -> list[Part]:
         body = draft.text + ("\n" if draft.text and draft.tool_calls else "")

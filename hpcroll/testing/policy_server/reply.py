@@ -73,7 +73,7 @@ def make_reply(
         {
             "id": f"call_{number(seed, 'call', *identity, place):016x}",
             "type": "function",
-            "function": {"name": call.name, "arguments": call.argument_text()},
+            "function": {"name": call.name, "arguments": template.as_read(call.argument_text())},
         }
         for place, call in enumerate(turn.tools)
     )
@@ -117,7 +117,22 @@ def _spans(
     return tuple(spans)
 
 
+def runs(spans: Sequence[Span]) -> list[tuple[PartKind, int, int, tuple[int, ...]]]:
+    """The spans as a client is shown them: kind, start, stop, tool calls; neighbours that are text are one.
+
+    In a reply cut short a character may lie across two of them.
+    """
+    found: list[tuple[PartKind, int, int, tuple[int, ...]]] = []
+    for span in spans:
+        if found and found[-1][0] is span.kind is PartKind.TEXT:
+            found[-1] = (span.kind, found[-1][1], span.stop, ())
+        elif span.start < span.stop:
+            found.append((span.kind, span.start, span.stop, span.calls))
+    return found
+
+
 def _shown(spans: Sequence[Span], kind: PartKind, ids: Sequence[int], template: Template) -> str:
-    shown = [token_id for span in spans if span.kind is kind for token_id in ids[span.start : span.stop]]
-    text = decode(template.vocabulary, shown)
-    return text.strip("\n") if template.strips_newlines else text
+    shown = [
+        decode(template.vocabulary, ids[start:stop]) for found, start, stop, _ in runs(spans) if found is kind
+    ]
+    return "".join(text.strip("\n") if template.strips_newlines else text for text in shown)

@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcroll.testing.policy_server.outgoing import Outgoing
 from hpcroll.testing.policy_server.template import Template
-from hpcroll.testing.policy_server.vocabulary import decode
+from hpcroll.testing.policy_server.vocabulary import decode, texts
 from hpcroll.testing.policy_server.wire import Event, read_ids
 
 _DEFAULT_MAX_TOKENS = 128
@@ -34,13 +34,15 @@ class SglangGenerateWire:
         return None if wanted is None else int(wanted)
 
     def whole(self, out: Outgoing) -> dict[str, Any]:
-        return self._body(out, 0, len(out.reply.ids))
+        return self._body(out, decode(out.vocabulary, out.reply.ids), 0, len(out.reply.ids))
 
     def events(self, out: Outgoing) -> Iterator[Event]:
         length = len(out.reply.ids)
-        for stop in range(1, length + 1):
+        text = ""
+        for stop, new in enumerate(texts(out.vocabulary, out.reply.ids), start=1):
+            text = new if out.incremental else text + new
             start = stop - 1 if out.incremental else 0
-            yield Event(self._body(out, start, stop), stop, ends=stop == length)
+            yield Event(self._body(out, text, start, stop), stop, ends=stop == length)
         yield Event(None, length)
 
     def refuse(self, *, context: int, prompt: int, wanted: int) -> str:
@@ -55,10 +57,7 @@ class SglangGenerateWire:
             "or the completion to fit within the limit."
         )
 
-    def _body(self, out: Outgoing, start: int, stop: int) -> dict[str, Any]:
-        text = decode(out.vocabulary, out.reply.ids[:stop])
-        if start:
-            text = text[len(decode(out.vocabulary, out.reply.ids[:start])) :]
+    def _body(self, out: Outgoing, text: str, start: int, stop: int) -> dict[str, Any]:
         ids = out.token_ids(start, stop)
         meta = {
             "id": out.request_id,

@@ -79,6 +79,9 @@ class TekkenTemplate:
                 raise TemplateError(f"no template for a message of role {role!r}")
         return ids
 
+    def as_read(self, text: str) -> str:
+        return text
+
     def render_reply(self, draft: Draft) -> list[Part]:
         parts = [Part(PartKind.TEXT, tuple(self.vocabulary.encode(draft.text)))]
         if draft.tool_calls:

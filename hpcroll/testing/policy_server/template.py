@@ -75,6 +75,9 @@ class Template(Protocol):
         Raises `TemplateError` for roles and content that it does not know.
         """
 
+    def as_read(self, text: str) -> str:
+        """`text` as its ids decode to it again: some tokenizers compose characters first."""
+
     def render_reply(self, draft: Draft) -> list[Part]:
         """The canonical ids of a reply, end of turn included."""
 

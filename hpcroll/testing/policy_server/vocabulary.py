@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import codecs
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Protocol
 
@@ -26,6 +27,13 @@ class Vocabulary(Protocol):
 def decode(vocabulary: Vocabulary, ids: Sequence[int]) -> str:
     """The text of `ids`; bytes that are no UTF-8 (a reply cut in mid-character) are replaced."""
     return b"".join(vocabulary.piece(token_id) for token_id in ids).decode("utf-8", errors="replace")
+
+
+def texts(vocabulary: Vocabulary, ids: Sequence[int]) -> Iterator[str]:
+    """What each id adds to the text: a character whose bytes lie in several ids comes with its last."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    for place, token_id in enumerate(ids, start=1):
+        yield decoder.decode(vocabulary.piece(token_id), final=place == len(ids))
 
 
 def split_some(vocabulary: Vocabulary, ids: Sequence[int], random: Random) -> list[list[int]]:
