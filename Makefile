@@ -27,6 +27,7 @@ test: ## install what the tests need, then run them on a real cluster
 
 test-full: ## the slower proofs too
 	tests/setup/install
+	tests/setup/install-engine
 	tests/setup/run-tests $(PARALLEL)
 
 lint: $(VENV)/.installed ## ruff, mypy, import-linter

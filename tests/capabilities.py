@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 IMAGES = Path(os.environ.get("HPCROLL_TEST_IMAGES", "/var/lib/hpcroll-test/images"))
+ENGINE = Path("/var/lib/hpcroll-test/engine")
 SFTP_SERVER = Path("/usr/lib/openssh/sftp-server")
 TASK_DATA = Path(os.environ.get("HPCROLL_TASK_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
@@ -31,6 +32,11 @@ def _apptainer() -> str | None:
     if shutil.which("apptainer") is None:
         return "apptainer is not installed"
     return None if (IMAGES / "base").is_dir() else f"no image at {IMAGES / 'base'}"
+
+
+def _engine() -> str | None:
+    stamp = ENGINE / ".installed"
+    return None if stamp.exists() else f"no inference engine at {ENGINE} (tests/setup/install-engine)"
 
 
 def _task_data() -> str | None:
@@ -53,6 +59,7 @@ _PROBES: dict[str, Callable[[], str | None]] = {
     "slurm": _slurm,
     "apptainer": _apptainer,
     "bwrap": _userns,
+    "engine": _engine,
     "userns": _userns,
     "sharedfs": _sharedfs,
     "task-data": _task_data,

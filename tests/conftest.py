@@ -16,13 +16,15 @@ from hpcroll.testing.policy_server import Script, write_scripts
 from tests.capabilities import need
 
 MARKS = ("slurm", "apptainer", "sharedfs")
+TOGETHER = ("slurm", "real_engine")
+"""What the names say of tests that go to one process: they disturb each other, or share a slow server."""
 
 
 class _OneCluster(LoadScopeScheduling):  # type: ignore[misc]
-    """Spreads tests one by one, but those on the cluster go to one process: they disturb each other."""
+    """Spreads tests one by one, but those of `TOGETHER` stay together."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "cluster" if "slurm" in nodeid else nodeid
+        return next((name for name in TOGETHER if name in nodeid), nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:

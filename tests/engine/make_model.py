@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 # What a chat model ships and a rollout must not be governed by.
 SHIPPED_DEFAULTS = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20}
@@ -23,23 +23,19 @@ LOGIT_SPREAD = 1.5
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("tokenizer", type=Path, help="directory with tokenizer.json and tokenizer_config.json")
+    parser.add_argument("tokenizer", type=Path, help="directory with tokenizer.json")
     parser.add_argument("out", type=Path, help="directory to make")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--context", type=int, default=32_768, help="longest sequence in tokens")
     arguments = parser.parse_args()
     shutil.copytree(arguments.tokenizer, arguments.out, dirs_exist_ok=True)
-    vocabulary = vocabulary_size(arguments.tokenizer)
-    model = random_model(vocabulary, seed=arguments.seed, context=arguments.context)
+    tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
+    ids = tokenizer.get_vocab().values()
+    model = random_model(max(ids) + 1, seed=arguments.seed, context=arguments.context)
+    model.config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(arguments.out)
-    (arguments.out / "generation_config.json").write_text(json.dumps(SHIPPED_DEFAULTS))
-
-
-def vocabulary_size(tokenizer: Path) -> int:
-    """One more than the highest id of the tokenizer."""
-    described = json.loads((tokenizer / "tokenizer.json").read_text())
-    ids = [*described["model"]["vocab"].values(), *(token["id"] for token in described["added_tokens"])]
-    return max(ids) + 1
+    defaults = {**SHIPPED_DEFAULTS, "eos_token_id": tokenizer.eos_token_id}
+    (arguments.out / "generation_config.json").write_text(json.dumps(defaults))
 
 
 def random_model(vocabulary: int, *, seed: int, context: int) -> Qwen3ForCausalLM:

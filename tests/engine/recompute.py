@@ -4,7 +4,11 @@
 
 Reads the shards as docs/reference/shard-format.md describes them, without any code of the project, and runs
 every segment through transformers in float32 under the weights of the version that its tokens are recorded
-with. Where a token's record names a range of versions, one of them must fit the whole run of tokens.
+with. Where a record names a range of versions, versions of the range must fit its tokens, and never go back.
+
+It also asks whether the trained tokens were drawn from the distribution whose log-probabilities are
+recorded: `surprise_z` is the sum of (-log p - entropy) over them, in standard deviations. Draws at another
+temperature or from a truncated distribution are far off, although each log-probability is right.
 
 `--axis-offset K` compares the log-probability of token i with the recorded one of token i + K: a proof that
 an axis which is off by K would be noticed.
@@ -48,6 +52,7 @@ class Segment:
     ids: np.ndarray
     logprobs: np.ndarray
     sampled: np.ndarray
+    loss_mask: np.ndarray
 
 
 @dataclass
@@ -71,38 +76,90 @@ def main() -> int:
     for item in arguments.weights:
         version, _, checkpoint = item.partition("=")
         models[int(version)] = load(checkpoint)
-    errors: list[np.ndarray] = []
-    tokens: Counter[str] = Counter()
-    kinds: Counter[str] = Counter()
-    worst: dict[str, Any] = {}
+    totals = Totals()
     for segment in segments(arguments.run):
-        states = HiddenStates(segment, models)
+        passes = Passes(segment, models)
         for run in runs(segment):
-            version, error = best_version(states, run, arguments.axis_offset)
-            if not len(error):
-                continue
-            errors.append(error)
-            tokens[str(version)] += len(error)
-            kinds[run.call["logprob_kind"]] += len(error)
-            if error.max() > worst.get("error", -1.0):
-                at = run.start + int(error.argmax())
-                worst = {"error": float(error.max()), "where": segment.where, "token": at}
-    if not errors:
-        print(json.dumps({"tokens": 0}))
-        return 2
-    every = np.concatenate(errors)
-    report = {
-        "tokens": len(every),
-        "tokens_by_version": dict(tokens),
-        "tokens_by_kind": dict(kinds),
-        "max_error": float(every.max()),
-        "p999_error": float(np.quantile(every, 0.999)),
-        "median_error": float(np.median(every)),
-        "disagreeing": int((every > arguments.tolerance).sum()),
-        "worst": worst,
-    }
+            totals.add(passes, run, arguments.axis_offset)
+    report = totals.report(arguments.tolerance)
     print(json.dumps(report))
+    if not report["tokens"]:
+        return 2
     return 0 if report["disagreeing"] == 0 else 1
+
+
+class Totals:
+    """What was found over all runs of tokens."""
+
+    def __init__(self) -> None:
+        self._errors: list[np.ndarray] = []
+        self._versions: Counter[str] = Counter()
+        self._kinds: Counter[str] = Counter()
+        self._trained = 0
+        self._surprise = 0.0
+        self._variance = 0.0
+        self._worst: dict[str, Any] = {}
+
+    def add(self, passes: Passes, run: Run, axis_offset: int) -> None:
+        segment = passes.segment
+        claimed = segment.logprobs[run.start + axis_offset : run.end]
+        kept = len(claimed)
+        if not kept:
+            return
+        answers = [passes.answer(version, run) for version in run.versions]
+        errors = np.stack([np.abs(answer.logprobs[:kept] - claimed) for answer in answers])
+        errors[~np.isfinite(errors)] = np.inf
+        choice = never_back(errors)
+        tokens = np.arange(kept)
+        error = errors[choice, tokens]
+        self._errors.append(error)
+        for index, version in enumerate(run.versions):
+            self._versions[str(version)] += int((choice == index).sum())
+        self._kinds[run.call["logprob_kind"]] += kept
+        trained = segment.loss_mask[run.start : run.start + kept].astype(bool)
+        self._trained += int(trained.sum())
+        surprise = np.stack([-answer.logprobs - answer.entropies for answer in answers])[choice, tokens]
+        variance = np.stack([answer.variances for answer in answers])[choice, tokens]
+        self._surprise += float(surprise[trained].sum())
+        self._variance += float(variance[trained].sum())
+        if error.max() > self._worst.get("error", -1.0):
+            at = run.start + int(error.argmax())
+            self._worst = {"error": float(error.max()), "where": segment.where, "token": at}
+
+    def report(self, tolerance: float) -> dict[str, Any]:
+        every = np.concatenate([np.zeros(0), *self._errors])
+        if not len(every):
+            return {"tokens": 0}
+        return {
+            "tokens": len(every),
+            "tokens_by_version": {version: count for version, count in self._versions.items() if count},
+            "tokens_by_kind": dict(self._kinds),
+            "trained_tokens": self._trained,
+            "max_error": float(every.max()),
+            "p999_error": float(np.quantile(every, 0.999)),
+            "median_error": float(np.median(every)),
+            "disagreeing": int((every > tolerance).sum()),
+            "surprise_z": self._surprise / self._variance**0.5 if self._variance else 0.0,
+            "worst": self._worst,
+        }
+
+
+def never_back(errors: np.ndarray) -> np.ndarray:
+    """Of versions x tokens, the row of each token: rows never fall, and the largest error is the least."""
+    reached = np.empty_like(errors)
+    came_from = np.zeros(errors.shape, dtype=np.int64)
+    best = np.zeros(len(errors))
+    for token in range(errors.shape[1]):
+        for row in range(len(errors)):
+            came_from[row, token] = int(best[: row + 1].argmin())
+        best = np.maximum(best[came_from[:, token]], errors[:, token])
+        reached[:, token] = best
+    choice = np.zeros(errors.shape[1], dtype=np.int64)
+    row = int(reached[:, -1].argmin())
+    for token in range(errors.shape[1] - 1, -1, -1):
+        choice[token] = row
+        row = came_from[row, token]
+    return choice
 
 
 def load(checkpoint: str) -> Any:
@@ -110,41 +167,44 @@ def load(checkpoint: str) -> Any:
     return model.eval()
 
 
-class HiddenStates:
+@dataclass
+class Answer:
+    """What a model says of tokens [start, end), and of the distribution that each was drawn from."""
+
+    logprobs: np.ndarray
+    entropies: np.ndarray
+    variances: np.ndarray
+    """Of -log p under that distribution."""
+
+
+class Passes:
     """One full forward pass over a segment per version that is asked for."""
 
     def __init__(self, segment: Segment, models: dict[int, Any]) -> None:
         self.segment = segment
         self._models = models
-        self._known: dict[int, torch.Tensor] = {}
+        self._states: dict[int, torch.Tensor] = {}
 
-    def logprobs(self, version: int, run: Run) -> np.ndarray:
-        """Log-probabilities of tokens [start, end), each in all that stands before it in the segment."""
+    def answer(self, version: int, run: Run) -> Answer:
+        """Each token's log-probability in all that stands before it in the segment."""
         if version not in self._models:
             raise SystemExit(f"{self.segment.where}: no --weights were given for its version {version}")
         model = self._models[version]
         ids = torch.from_numpy(self.segment.ids.astype(np.int64))
+        parts = []
         with torch.inference_mode():
-            if version not in self._known:
-                self._known[version] = model.model(ids[None], use_cache=False).last_hidden_state[0]
-            parts = []
+            if version not in self._states:
+                self._states[version] = model.model(ids[None], use_cache=False).last_hidden_state[0]
             for start in range(run.start, run.end, BLOCK):
                 end = min(start + BLOCK, run.end)
                 # What the model says after token i - 1 is of token i.
-                logits = shaped(model.lm_head(self._known[version][start - 1 : end - 1]), run.call)
-                parts.append(torch.log_softmax(logits, dim=-1).gather(1, ids[start:end, None])[:, 0])
-            return torch.cat(parts).numpy()
-
-
-def best_version(states: HiddenStates, run: Run, axis_offset: int) -> tuple[int, np.ndarray]:
-    """Of the versions that may have served these tokens, the one that fits best, and its errors."""
-    claimed = states.segment.logprobs[run.start : run.end]
-    kept = max(len(claimed) - axis_offset, 0)
-    found = []
-    for version in run.versions:
-        error = np.abs(states.logprobs(version, run)[:kept] - claimed[axis_offset:])
-        found.append((version, np.where(np.isfinite(error), error, np.inf)))
-    return min(found, key=lambda item: float(item[1].max(initial=0.0)))
+                logits = shaped(model.lm_head(self._states[version][start - 1 : end - 1]), run.call)
+                every = torch.log_softmax(logits, dim=-1)
+                weighted = every.exp() * every.clamp(min=-1e9)
+                entropy = -weighted.sum(dim=-1)
+                variance = (weighted * every.clamp(min=-1e9)).sum(dim=-1) - entropy**2
+                parts.append((every.gather(1, ids[start:end, None])[:, 0], entropy, variance))
+        return Answer(*(torch.cat(column).numpy() for column in zip(*parts, strict=True)))
 
 
 def shaped(logits: torch.Tensor, call: dict[str, Any]) -> torch.Tensor:
@@ -193,6 +253,7 @@ def segments(run: Path) -> Iterator[Segment]:
             ids = np.frombuffer(raw, "<u4", total)
             logprobs = np.frombuffer(raw, "<f4", total, 4 * total)
             sampled = np.frombuffer(raw, np.uint8, total, 8 * total)
+            loss_mask = np.frombuffer(raw, np.uint8, total, 9 * total)
             calls = {call["call_index"]: call for call in record["calls"]}
             begin = 0
             for index, length in enumerate(summary["lengths"]):
@@ -205,7 +266,7 @@ def segments(run: Path) -> Iterator[Segment]:
                 ]
                 where = f"rollout {record['rollout_id']} segment {index}"
                 facts = record["segments"][index]
-                yield Segment(where, facts, spans, ids[part], logprobs[part], sampled[part])
+                yield Segment(where, facts, spans, ids[part], logprobs[part], sampled[part], loss_mask[part])
 
 
 def records(data: bytes) -> Iterator[dict[int, bytes]]:
@@ -221,7 +282,9 @@ def records(data: bytes) -> Iterator[dict[int, bytes]]:
         frames = {}
         for index in range(count):
             kind, _, stored, raw, _ = FRAME.unpack_from(data, table + index * FRAME.size)
-            frames[kind] = zstandard.ZstdDecompressor().decompress(data[at : at + stored], max_output_size=raw)
+            frames[kind] = zstandard.ZstdDecompressor().decompress(
+                data[at : at + stored], max_output_size=raw
+            )
             at += stored
         yield frames
         offset = end

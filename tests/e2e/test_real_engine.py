@@ -1,0 +1,200 @@
+"""A real inference engine behind the gateway: what the shards claim is what the weights say.
+
+The log-probabilities are recomputed by tests/engine/recompute.py, which reads the shards by their documented
+format and knows nothing of the project.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcroll.api import Run
+from hpcroll.contract import Task
+from hpcroll.launch import JobState
+from hpcroll.policy import EndpointLease
+from hpcroll.shards import verify_run
+from tests.capabilities import need
+from tests.engine.server import MODEL, PYTHON, Checkpoints, EngineServer
+
+pytestmark = pytest.mark.full
+
+RECOMPUTE = Path(__file__).parents[1] / "engine" / "recompute.py"
+BEAT_S = 5.0
+WAIT_S = 400.0
+ENDED = (JobState.DONE, JobState.FAILED)
+CHANCE = 6.0
+"""Standard deviations of chance: beyond it tokens were not drawn from the recorded distribution."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The server that runs for all tests here, and its two sets of weights."""
+
+    server: EngineServer
+    checkpoints: Checkpoints
+
+    def load(self, version: int, *, mode: str = "wait") -> None:
+        self.server.load(self.checkpoints.weights[version], version=version, mode=mode)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    need("engine")
+    need("bwrap")
+    root = tmp_path_factory.mktemp("engine")
+    checkpoints = Checkpoints.make(root)
+    with EngineServer(root, checkpoints.weights[0]) as server:
+        yield Engine(server, checkpoints)
+
+
+class Fleet:
+    """The run's one endpoint: registered with the version that it serves, and beating."""
+
+    def __init__(self, run: Run, url: str) -> None:
+        self._run = run
+        self._url = url
+        self._lease: EndpointLease | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat)
+
+    def serve(self, version: int | None) -> None:
+        """Withdraws what was registered before; None where the engine itself names its version."""
+        old = self._lease
+        self._lease = self._run.policy.register_endpoint(self._url, MODEL, version=version)
+        if old is not None:
+            old.withdraw()
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            self._thread.join()
+            if self._lease is not None:
+                self._lease.withdraw()
+
+    def _beat(self) -> None:
+        while not self._stop.wait(BEAT_S):
+            if (lease := self._lease) is not None:
+                lease.beat()
+
+
+def make_run(root: Path, **model: Any) -> Run:
+    sampling = {"max_tokens": 48, **model.pop("sampling", {})}
+    config = {
+        "model": {"name": MODEL, "context_tokens": 16_384, "sampling": sampling, **model},
+        "harness": {"name": "react", "max_turns": 6},
+        "sandbox": {"name": "bwrap", "image": "host"},
+        "stages": {"run": {"width": 2, "timeout_s": WAIT_S}},
+        "launch": {"launcher": "local", "idle_s": 0},
+    }
+    return Run.create(root / "run", config=config)
+
+
+def tasks(count: int) -> list[Task]:
+    return [
+        Task(task_id=f"sum-{number}", handler="math", prompt=f"What is {number} + 1?", spec={"answer": "1"})
+        for number in range(count)
+    ]
+
+
+def recompute(run: Run, *weights: Path, arguments: tuple[str, ...] = ()) -> tuple[int, dict[str, Any]]:
+    """Exit status and report; `weights[v]` are taken for those of version v."""
+    argv = [str(PYTHON), "-I", str(RECOMPUTE), str(run.path), *arguments]
+    for version, path in enumerate(weights):
+        argv += ["--weights", f"{version}={path}"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=WAIT_S)
+    assert done.stdout, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    print(f"recompute {' '.join(arguments)}: {report}")
+    return done.returncode, report
+
+
+def roll_out(run: Run, engine: Engine, *, rollouts: int, change: bool = True) -> None:
+    """Runs `rollouts` rollouts, with a change of weights once a third of them are done."""
+    engine.load(0)
+    run.policy.publish(0, weights=str(engine.checkpoints.weights[0]))
+    fleet = Fleet(run, engine.server.url)
+    fleet.serve(0)
+    run.submit(tasks(rollouts), key="sums")
+    with fleet.beating():
+        handles = run.launch(workers=1)
+        if change:
+            wait_for(lambda: len(list(run.results("sums", wait=False))) >= rollouts // 3, "first results")
+            with run.policy.paused(drain_s=60) as outcome:
+                assert outcome.complete, outcome.waiting
+                run.policy.publish(1, weights=str(engine.checkpoints.weights[1]))
+                engine.load(1)
+                fleet.serve(1)
+        wait_for(lambda: len(list(run.results("sums", wait=False))) == rollouts, "all results")
+        wait_for(lambda: all(state in ENDED for state in run.job_states(handles)), "end of the worker")
+    report = verify_run(run.path)
+    assert report.ok, report
+
+
+def wait_for(condition: Any, what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"no {what} after {WAIT_S:g} s"
+        time.sleep(0.2)
+
+
+def assert_the_weights_say_so(run: Run, engine: Engine, *, versions: set[str]) -> dict[str, Any]:
+    """The recomputation agrees, and would not with swapped weights or a shifted axis."""
+    zero, one = engine.checkpoints.weights
+    status, report = recompute(run, zero, one)
+    assert status == 0, report
+    assert set(report["tokens_by_version"]) == versions, report
+    status, swapped = recompute(run, one, zero)
+    assert status == 1
+    assert swapped["disagreeing"] > 0.9 * swapped["tokens"]
+    status, shifted = recompute(run, zero, one, arguments=("--axis-offset", "1"))
+    assert status == 1
+    assert shifted["disagreeing"] > 0.9 * shifted["tokens"]
+    return report
+
+
+def test_each_token_has_its_log_probability_under_the_version_that_is_recorded(
+    tmp_path: Path, engine: Engine
+) -> None:
+    run = make_run(tmp_path)
+    roll_out(run, engine, rollouts=9)
+    report = assert_the_weights_say_so(run, engine, versions={"0", "1"})
+    assert report["tokens_by_kind"] == {"raw": report["tokens"]}
+    assert report["trained_tokens"] > 1000
+    assert abs(report["surprise_z"]) < CHANCE
+
+
+def test_a_temperature_leaves_raw_log_probabilities_that_nobody_trains_on(
+    tmp_path: Path, engine: Engine
+) -> None:
+    run = make_run(tmp_path, sampling={"temperature": 0.7})
+    roll_out(run, engine, rollouts=2, change=False)
+    report = assert_the_weights_say_so(run, engine, versions={"0"})
+    assert report["tokens_by_kind"] == {"raw": report["tokens"]}
+    assert report["trained_tokens"] == 0
+    for result in run.results("sums", wait=False):
+        assert not result.trainable, result
+
+
+def test_a_config_that_opts_in_trains_on_them_and_the_recomputation_sees_it(
+    tmp_path: Path, engine: Engine
+) -> None:
+    run = make_run(tmp_path, sampling={"temperature": 0.7}, train_on_shaped_logprobs=True)
+    roll_out(run, engine, rollouts=2, change=False)
+    report = assert_the_weights_say_so(run, engine, versions={"0"})
+    assert report["trained_tokens"] > 200
+    # Drawn at 0.7, recorded at 1: less surprising than they would be.
+    assert report["surprise_z"] < -CHANCE
