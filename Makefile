@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Most tests wait for processes; those on the cluster stay in one group.
 PARALLEL := -n 3
 
-.PHONY: help demo test test-full lint bench bench-overlap bench-action clean
+.PHONY: help demo test test-full lint bench bench-overlap bench-action bench-gateway clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -36,7 +36,7 @@ lint: $(VENV)/.installed ## ruff, mypy, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: bench-overlap bench-action ## every benchmark
+bench: bench-overlap bench-action bench-gateway ## every benchmark
 
 bench-overlap: ## stage overlap through the spool, in real sandboxes
 	tests/setup/install
@@ -45,6 +45,11 @@ bench-overlap: ## stage overlap through the spool, in real sandboxes
 bench-action: ## latency of one action in a sandbox
 	tests/setup/install
 	tests/setup/run-as-user python tests/benchmarks/action.py
+
+bench-gateway: ## what the gateway adds to a call, beside LiteLLM's proxy
+	tests/setup/install
+	tests/setup/install-peers
+	tests/setup/run-as-user python -m tests.benchmarks.gateway
 
 clean: ## remove what setup made in this checkout
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
