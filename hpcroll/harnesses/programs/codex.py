@@ -13,7 +13,6 @@ model = "${model}"
 model_provider = "hpcroll"
 model_context_window = ${context_tokens}
 model_auto_compact_token_limit = ${prompt_tokens}
-model_max_output_tokens = ${reply_tokens}
 approval_policy = "never"
 sandbox_mode = "danger-full-access"
 check_for_update_on_startup = false
