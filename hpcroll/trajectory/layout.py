@@ -15,6 +15,9 @@ from hpcroll.contract import ContextSpan, Ids, SpanRole
 from hpcroll.trajectory.sequences import common_length
 from hpcroll.trajectory.strands import Woven
 
+_Span = tuple[int, int, SpanRole]
+"""Tokens [start, stop) and whose words they are."""
+
 
 @dataclass(slots=True, eq=False)
 class Piece:
@@ -26,7 +29,7 @@ class Piece:
     index: int = -1
     parent: Piece | None = None
     parent_length: int = 0
-    inherited: tuple[ContextSpan, ...] = ()
+    inherited: tuple[_Span, ...] = ()
 
     @property
     def head(self) -> Woven:
@@ -36,14 +39,20 @@ class Piece:
     def ids(self) -> Ids:
         return self.calls[-1].sequence
 
-    def context_spans(self, until: int | None = None) -> tuple[ContextSpan, ...]:
-        """The spans of [0, until) that no call in this piece sampled, inherited roles kept.
+    def context_spans(self) -> tuple[ContextSpan, ...]:
+        """The spans that no call in this piece sampled, inherited roles kept."""
+        return tuple(
+            ContextSpan(start=start, length=stop - start, role=role) for start, stop, role in self._spans()
+        )
 
-        With `until`, what this piece sampled before it counts as the assistant's words: so a fork sees it.
-        """
+    def inheritance(self, length: int) -> tuple[_Span, ...]:
+        """The first `length` tokens as a fork sees them: what was sampled are the assistant's words."""
+        return self._spans(length)
+
+    def _spans(self, until: int | None = None) -> tuple[_Span, ...]:
         end = self.calls[-1].end if until is None else until
-        spans = [(span.start, span.start + span.length, span.role) for span in self.inherited]
-        position = sum(span.length for span in self.inherited)
+        spans = list(self.inherited)
+        position = self.parent_length
         for woven in self.calls:
             spans.append((position, woven.start, SpanRole.UNKNOWN))
             position = woven.end
@@ -104,19 +113,23 @@ class _Layout:
         if parent is not None:
             self._emit(parent)
             piece.parent, piece.parent_length = parent, length
-            piece.inherited = parent.context_spans(until=length)
+            piece.inherited = parent.inheritance(length)
         piece.index = len(self.pieces)
         self.pieces.append(piece)
 
     def _fork_point(self, piece: Piece) -> tuple[Piece | None, int]:
         head = piece.head
-        if not piece.beside:
-            return (None, 0) if head.base is None else (self._piece_of[head.base], head.common)
-        trunk = self._piece_of[head.above or self._winners[head]]
-        known = 0 if head.above is None else head.above.end
+        if piece.beside:
+            trunk = self._piece_of[head.above or self._winners[head]]
+            known = 0 if head.above is None else head.above.end
+        elif head.base is None:
+            return None, 0
+        else:
+            trunk, known = self._piece_of[head.base], head.common
         prompt = head.sequence[: head.start]
+        # The trunk may hold calls that began later, and share more.
         shared = known + common_length(trunk.ids[known:], prompt[known:])
-        if head.near is not None and head.near_common > shared:
+        if piece.beside and head.near is not None and head.near_common > shared:
             return self._piece_of[head.near], head.near_common
         return trunk, shared
 
@@ -131,12 +144,13 @@ def last_heirs(calls: Sequence[Woven]) -> dict[Woven, int]:
     return last
 
 
-def _joined(spans: list[tuple[int, int, SpanRole]]) -> tuple[ContextSpan, ...]:
-    joined: list[tuple[int, int, SpanRole]] = []
+def _joined(spans: Sequence[_Span]) -> tuple[_Span, ...]:
+    """`spans` without empty ones, neighbours of one role made one."""
+    joined: list[_Span] = []
     for start, stop, role in spans:
         if stop <= start:
             continue
         if joined and joined[-1][1] == start and joined[-1][2] == role:
             start = joined.pop()[0]
         joined.append((start, stop, role))
-    return tuple(ContextSpan(start=start, length=stop - start, role=role) for start, stop, role in joined)
+    return tuple(joined)

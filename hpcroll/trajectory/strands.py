@@ -194,7 +194,7 @@ class Weaver:
 
 def _digest(prompt: Ids) -> bytes:
     # 128 bits stand for the prompt: keeping every prompt grows with the square of the turns.
-    return xxhash.xxh3_128_digest(prompt.tobytes())
+    return xxhash.xxh3_128_digest(prompt.data)
 
 
 def _is_related(strand: Strand, prompt: Ids, common: int) -> bool:
