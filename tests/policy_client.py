@@ -14,7 +14,7 @@ from hpcroll.testing.policy_server import Behaviour, PolicyServer, Script, ToolC
 PROMPT = "Count the files in the directory."
 BASH = {"type": "function", "function": {"name": "bash", "description": "Runs.", "parameters": {}}}
 WIRES = ("chat", "completions", "vllm_generate", "sglang_generate")
-_PATHS = {
+PATHS = {
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
     "vllm_generate": "/inference/v1/generate",
@@ -81,10 +81,11 @@ async def ask(
 ) -> Any:
     """The JSON of a reply, or its events without `[DONE]`; raises `aiohttp.ClientResponseError`."""
     body = request_body(server, wire, messages, tools=tools, session=session, max_tokens=max_tokens)
-    url, headers = server.base_url + _PATHS[wire], {"X-Session-Id": session}
+    how = {"stream": True, "stream_options": {"include_usage": True}} if stream else {"stream": False}
+    url, headers = server.base_url + PATHS[wire], {"X-Session-Id": session}
     async with (
         aiohttp.ClientSession(raise_for_status=True) as client,
-        client.post(url, json={**body, "stream": stream}, headers=headers) as response,
+        client.post(url, json={**body, **how}, headers=headers) as response,
     ):
         if not stream:
             return json.loads(await response.read())

@@ -91,7 +91,7 @@ def test_streamed_message_is_the_whole_message(template: str, bytewise: bool, no
             assert normalize("NFC", message["content"]) == normalize("NFC", TURN.text)
             calls: dict[int, list[str]] = {}
             for event in events:
-                for piece in event["choices"][0]["delta"].get("tool_calls") or ():
+                for piece in event["choices"][0]["delta"].get("tool_calls") or () if event["choices"] else ():
                     calls.setdefault(piece["index"], []).append(piece["function"]["arguments"])
             assert ["".join(pieces) for pieces in calls.values()] == [
                 call["function"]["arguments"] for call in message["tool_calls"]
