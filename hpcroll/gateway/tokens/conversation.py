@@ -265,11 +265,12 @@ class TokenConversation:
             if self._renderer.drops_thinking(new):
                 return Why.THINKING_DROPPED, f"thinking_retention is {self._renderer.thinking_retention}"
             return Why.BRIDGE_REFUSED, f"after call {base.call_index}"
-        if walk.known < strange:
-            if not self._root.children:
-                return Why.START, "with a history that no call gave"
+        if not self._root.children:
+            return Why.START, "with a history that no call gave"
+        if walk.known < strange and walk.nodes[-1].children:
             return Why.HISTORY_REWRITTEN, f"messages[{walk.known}] ({walk.plain[walk.known]['role']})"
-        given = [turn for turn in walk.nodes[strange].turns if turn.reply is not None]
+        asked = walk.nodes[strange].turns if strange <= walk.known else ()
+        given = [turn for turn in asked if turn.reply is not None]
         if not given:
             return Why.REPLY_UNKNOWN, f"messages[{strange}]"
         last = given[-1]
