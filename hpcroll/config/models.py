@@ -8,7 +8,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
 
-from hpcroll.contract import Stage, canonical_json, sha256_hex
+from hpcroll.contract import SegmentRole, Stage, canonical_json, sha256_hex
 
 
 class Strict(BaseModel):
@@ -37,7 +37,7 @@ class SamplingConfig(Strict):
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     repetition_penalty: float = Field(default=1.0, gt=0, le=10)
     max_tokens: int | None = Field(default=4096, ge=1)
-    """Longest reply in tokens; the agent's own where null."""
+    """Longest reply in tokens; an agent may ask for less."""
     stop: tuple[str, ...] | None = None
     """Strings that end a reply; the agent's own where null."""
 
@@ -78,6 +78,8 @@ class ModelConfig(Strict):
     """How often a call that no server answered is tried, with back-off, before the attempt fails."""
     train_on_shaped_logprobs: bool = False
     """Also train on calls whose log-probabilities are not those of their sampling distribution."""
+    train_roles: tuple[SegmentRole, ...] = (SegmentRole.MAIN,)
+    """Roles of segments that are trained on; the others are recorded all the same."""
 
 
 class HarnessConfig(Strict):
