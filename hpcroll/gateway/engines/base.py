@@ -23,6 +23,15 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """The reply's ids [start, end) were sampled by this version of the weights, as the server says."""
+
+    start: int
+    end: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """What a reply, or one piece of a streamed one, says."""
 
@@ -39,6 +48,8 @@ class Part:
     finish_reason: str | None = None
     versions: tuple[int, ...] = ()
     """Policy versions that the server named."""
+    spans: tuple[VersionSpan, ...] = ()
+    """Which ids of the whole reply each version sampled, by a server that says so."""
     usage: Mapping[str, int] | None = None
     """`prompt_tokens` and `completion_tokens`, as reported."""
 

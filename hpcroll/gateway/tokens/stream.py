@@ -134,8 +134,6 @@ class ReplyStream:
     def _after(self, token: int, length: int) -> _Channel:
         """The channel after a control token, where the parser agrees."""
         if token == self._open and self._channel in (_Channel.START, _Channel.REASONING):
-            if not self._reasoning.is_empty:
-                return _Channel.HELD
             parsed = self._parse(length)
             if parsed.thinking and not parsed.reasoning:
                 return _Channel.REASONING
@@ -168,10 +166,6 @@ class _Text:
     def whole(self) -> str:
         """Everything so far, stripped."""
         return (self.shown + self._pending).strip()
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._shown and not self._pending.strip()
 
     def add(self, text: str) -> str:
         """What can be shown now."""
