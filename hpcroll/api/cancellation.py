@@ -80,7 +80,7 @@ class _Canceller:
         self._count += sum(claim.won for claim in batch)
 
     def _append(self, claim: Claim) -> RecordAddress:
-        draft = self._assembly.draft(claim, status=Status.CANCELLED, stop_reason=StopReason.CANCELLED)
+        draft = self._assembly.abandoned(claim, status=Status.CANCELLED, stop_reason=StopReason.CANCELLED)
         claim.note_record()
         return self._writer.append(self._assembly.finish(draft, Flight(claim), None))
 

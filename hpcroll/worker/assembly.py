@@ -17,8 +17,10 @@ from hpcroll.contract import (
     TrajectoryRecord,
     Verdict,
 )
+from hpcroll.errors import HpcrollError
 from hpcroll.spool import Claim, Incarnation, Spool
 from hpcroll.trajectory import build
+from hpcroll.worker.bundle import handed_over
 from hpcroll.worker.pools import Flight
 
 
@@ -26,6 +28,7 @@ class Assembly:
     """Assembles the trajectories of one worker."""
 
     def __init__(self, spool: Spool, incarnation: Incarnation, *, harness: str, harness_version: str) -> None:
+        self._spool = spool
         self._run_id = spool.run_id
         self._config: RunConfig = spool.config
         self._config_sha256 = spool.config.digest()
@@ -46,7 +49,12 @@ class Assembly:
     ) -> Trajectory:
         """The trajectory as far as its run stage goes: no verdict, no reward, not trainable yet."""
         rollout, model = claim.rollout, self._config.model
-        built = build(calls, train_on_shaped_logprobs=model.train_on_shaped_logprobs)
+        built = build(
+            calls,
+            train_on_shaped_logprobs=model.train_on_shaped_logprobs,
+            roles=model.train_roles,
+            policies=(model.name,),
+        )
         record = TrajectoryRecord(
             run_id=self._run_id,
             rollout_id=rollout.rollout_id,
@@ -79,6 +87,47 @@ class Assembly:
             model_name=model.name,
         )
         return Trajectory(record, built.tokens)
+
+    def abandoned(
+        self,
+        claim: Claim,
+        *,
+        status: Status,
+        stop_reason: StopReason,
+        calls: Sequence[RecordedCall] = (),
+        actions: Sequence[Action] = (),
+        answer: str | None = None,
+        failure: Failure | None = None,
+    ) -> Trajectory:
+        """The draft of a rollout that ends here without a verdict: what its agent did, here or a leg before.
+
+        What the leg before left and cannot be read is named in `gaps`: no rollout stays open for it.
+        """
+        gaps: tuple[str, ...] = ()
+        try:
+            before = handed_over(self._spool, claim)
+        except (OSError, HpcrollError) as error:
+            before, gaps = None, (f"what the leg before left cannot be read: {error}",)
+        if before is not None and not calls:
+            record = before.draft.record
+            fields = {
+                "status": status,
+                "stop_reason": stop_reason,
+                "failure": failure,
+                "attempts": (*record.attempts, *claim.failures),
+            }
+            return Trajectory(record.model_copy(update=fields), before.draft.tokens)
+        draft = self.draft(
+            claim,
+            status=status,
+            stop_reason=stop_reason,
+            calls=calls,
+            actions=actions,
+            answer=answer,
+            failure=failure,
+        )
+        gaps = (*draft.record.gaps, *gaps)
+        return Trajectory(draft.record.model_copy(update={"gaps": gaps}), draft.tokens)
 
     def hand_over(self, draft: Trajectory, flight: Flight) -> Trajectory:
         """The draft with the timings of the stages so far, for the next leg."""

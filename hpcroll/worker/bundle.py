@@ -21,6 +21,7 @@ from hpcroll.errors import CorruptRecordError, SchemaVersionError
 from hpcroll.evaluators.base import Artefacts
 from hpcroll.fs import publish
 from hpcroll.shards import decode_trajectory, encode_trajectory
+from hpcroll.spool import Claim, Spool
 
 _MAGIC = b"HRB1"
 _SCHEMA = "1.0"
@@ -48,6 +49,15 @@ def write_bundle(path: Path, bundle: Bundle) -> None:
     body = b"".join([_LENGTH.pack(len(head)), head, record, *bundle.artefacts.values()])
     frame = zstandard.ZstdCompressor().compress(body)
     publish(path, _PREFIX.pack(_MAGIC, xxhash.xxh3_64_intdigest(frame)) + frame)
+
+
+def handed_over(spool: Spool, claim: Claim) -> Bundle | None:
+    """What the leg before left for `claim`; None in the first leg. Raises `OSError` or like `read_bundle`."""
+    if claim.previous_attempt is None:
+        return None
+    legs = spool.config.leg_names
+    before = legs[legs.index(claim.leg) - 1]
+    return read_bundle(spool.paths.bundle_file(before, claim.rollout.ref, claim.previous_attempt))
 
 
 def read_bundle(path: Path) -> Bundle:

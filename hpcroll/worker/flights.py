@@ -10,7 +10,7 @@ from hpcroll.gateway import read_journal
 from hpcroll.sandboxes.base import SandboxProvider
 from hpcroll.spool import Claim, Spool
 from hpcroll.worker.assembly import Assembly
-from hpcroll.worker.bundle import Bundle, read_bundle, write_bundle
+from hpcroll.worker.bundle import Bundle, handed_over, write_bundle
 from hpcroll.worker.committer import Committer
 from hpcroll.worker.pools import Flight
 from hpcroll.worker.stages import Stages
@@ -51,7 +51,15 @@ class Conductor:
 
     def abandon(self, flight: Flight, status: Status, stop_reason: StopReason) -> Trajectory:
         """The record of a rollout that ends here without a verdict, with what its agent did so far."""
-        draft = self._draft(flight, status, stop_reason)
+        agent = flight.agent
+        draft = self._assembly.abandoned(
+            flight.claim,
+            status=status,
+            stop_reason=stop_reason,
+            calls=flight.model.calls if flight.model else (),
+            actions=agent.actions if agent else (),
+            answer=agent.answer if agent else None,
+        )
         return self._assembly.finish(draft, flight, None)
 
     async def commit(self, flight: Flight, result: Result, committer: Committer) -> bool:
@@ -70,10 +78,9 @@ class Conductor:
             status = Status.TRUNCATED if ran.stop_reason.truncates else Status.COMPLETED
             draft = self._draft(flight, status, ran.stop_reason, image_sha256=image_sha256)
             return Bundle(self._assembly.hand_over(draft, flight), ran.artefacts)
-        assert claim.previous_attempt is not None, "a leg without the run stage is not the first"
-        before = self._spool.config.leg_names[self._spool.config.legs.index(self._leg) - 1]
-        path = self._spool.paths.bundle_file(before, flight.ref, claim.previous_attempt)
-        return await asyncio.to_thread(read_bundle, path)
+        bundle = await asyncio.to_thread(handed_over, self._spool, claim)
+        assert bundle is not None, "a leg without the run stage is not the first"
+        return bundle
 
     async def _verdict(self, flight: Flight, bundle: Bundle) -> Verdict:
         record = bundle.draft.record
@@ -98,7 +105,7 @@ class Conductor:
     def _give_up(self, flight: Flight) -> Trajectory:
         """The `failed` record of a rollout past its cap, with the model calls of its last attempt."""
         claim = flight.claim
-        draft = self._assembly.draft(
+        draft = self._assembly.abandoned(
             claim,
             status=Status.FAILED,
             stop_reason=StopReason.ERROR,

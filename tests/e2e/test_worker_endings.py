@@ -192,6 +192,27 @@ def test_a_cancelled_rollout_keeps_its_partial_trajectory(local_run: Callable[..
     assert not trajectory.record.trainable
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_rollout_cancelled_before_its_evaluation_leg_keeps_what_its_agent_did(
+    local_run: Callable[..., LocalRun], damaged: bool
+) -> None:
+    case = local_run(solves([WRITES], "done"), legs=[["init", "run"], ["eval"]])
+    case.run.launch(workers=1, leg="init+run", wait=True)
+    if damaged:
+        [bundle] = [path for path in case.paths.bundles.rglob("*") if path.is_file()]
+        bundle.write_bytes(bundle.read_bytes()[:-1])
+    case.run.cancel()
+    [result] = case.run.results("endings", wait=False)
+    trajectory = result.trajectory()
+    assert (trajectory.record.status, trajectory.record.reward) == (Status.CANCELLED, None)
+    assert not trajectory.record.trainable
+    assert (len(trajectory.record.calls), trajectory.action_tokens > 0) == (
+        (0, False) if damaged else (2, True)
+    )
+    assert any("cannot be read" in gap for gap in trajectory.record.gaps) is damaged
+    assert verify_run(case.run.path).ok
+
+
 def test_a_drain_writes_nothing_terminal_and_the_next_launch_goes_on(
     local_run: Callable[..., LocalRun],
 ) -> None:
