@@ -196,6 +196,23 @@ class Run:
             raise ConfigError(f"rollout {rollout_id} has no committed result yet; see `hpcroll status`")
         return open_run(self.path).get(ref.rollout_id).trajectory()
 
+    def partial_trajectory(self, rollout_id: str, *, attempt: int | None = None) -> Trajectory:
+        """What an attempt without a result did so far, or did before it was killed; from its journal.
+
+        Of `attempt`, else of the latest attempt that made a model call, also where a result is committed.
+        `record.partial` says what became of it. Raises `ConfigError` where there is nothing yet.
+        """
+        # Imported where it is used: it needs the gateway, which who only reads a run does not.
+        from hpcroll.report.partial import partial_trajectory
+
+        return partial_trajectory(self._spool, self._parse(rollout_id), attempt=attempt)
+
+    def look_up(self, rollout_id: str, *, attempt: int | None = None) -> Trajectory:
+        """The committed trajectory where there is one and no attempt is named, else the partial one."""
+        if attempt is None and self._spool.is_done(self._parse(rollout_id)):
+            return self.trajectory(rollout_id)
+        return self.partial_trajectory(rollout_id, attempt=attempt)
+
     def cancel(self, *, key: str | None = None, rollout: str | None = None) -> int:
         """Cancels a submission, one rollout, or, with neither, all that was submitted so far.
 

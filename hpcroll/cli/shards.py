@@ -1,8 +1,8 @@
-"""Commands on trajectory shards: ls, cat, verify."""
+"""Commands on trajectory shards: ls, cat, stats, verify."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -42,6 +42,41 @@ def cat(
 
     for line in islice(trajectory_lines(run_dir, status=status, trainable=trainable, full=full), limit):
         print(line)
+
+
+@group.command()
+def stats(
+    run_dir: RunDirectory,
+    rollouts: Annotated[bool, typer.Option("--rollouts", help="One row per rollout, too.")] = False,
+    trainable: Annotated[bool, typer.Option("--trainable", help="Only trainable ones.")] = False,
+    json: Json = False,
+) -> None:
+    """Count what a trainer is given: rows against model calls, tokens, forks and why they began."""
+    from hpcroll.cli.output import print_json, print_rows, progress
+    from hpcroll.report import row_listing
+
+    with progress("reading shards"):
+        listing = row_listing(run_dir, trainable=trainable)
+    if json:
+        print_json(listing if rollouts else {"total": listing["total"]})
+        return
+    if rollouts:
+        print_rows([_plain(row) for row in listing["rollouts"]], as_json=False)
+        print()
+    total = _plain(listing["total"])
+    print_rows(
+        [{"all rollouts": name.replace("_", " "), "": value} for name, value in total.items()], as_json=False
+    )
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    """`row` with counts by name as one text."""
+    return {
+        name: ", ".join(f"{key} {count}" for key, count in value.items())
+        if isinstance(value, dict)
+        else value
+        for name, value in row.items()
+    }
 
 
 @group.command()

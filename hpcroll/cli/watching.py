@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -40,19 +41,39 @@ def status(
 def show(
     run_dir: RunDirectory,
     rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="SEGMENT/ORDINAL.")],
-    tokens: Annotated[bool, typer.Option("--tokens", help="Every token, mask and log-probability.")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Tokens in place of turns.")] = False,
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", help="Directory with tokenizer.json: tokens as text.")
+    ] = None,
+    segment: Annotated[int | None, typer.Option("--segment", min=0, help="One segment.")] = None,
+    call: Annotated[int | None, typer.Option("--call", min=0, help="One model call.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="One line per token.")] = False,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", min=1, help="This attempt, from its journal.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Show one trajectory: turns, tokens, policies, verdict, timing."""
+    """Show one trajectory: outcome, segments, turns or tokens, policies, verdict, timing.
+
+    Of a rollout without a result, what the journal holds of its latest attempt, marked as PARTIAL.
+    """
     from hpcroll.api import Run
     from hpcroll.cli.output import print_json
-    from hpcroll.report import print_trajectory
+    from hpcroll.report import load_decoder, print_trajectory, trajectory_json
 
-    trajectory = Run.open(run_dir).trajectory(rollout)
+    trajectory = Run.open(run_dir).look_up(rollout, attempt=attempt)
     if json:
-        print_json(trajectory.record.model_dump(mode="json"))
-    else:
-        print_trajectory(trajectory, tokens=tokens)
+        print_json(trajectory_json(trajectory, tokens=tokens or raw))
+        return
+    decode = load_decoder(tokenizer) if tokenizer is not None else None
+    print_trajectory(
+        trajectory,
+        tokens=tokens or tokenizer is not None,
+        raw=raw,
+        segment=segment,
+        call=call,
+        decode=decode,
+    )
 
 
 def logs(

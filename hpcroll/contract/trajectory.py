@@ -194,6 +194,9 @@ class TrajectoryRecord(Record):
     failure: Failure | None = None
     attempts: tuple[Failure, ...] = ()
     """The earlier attempts, oldest first."""
+    partial: str | None = None
+    """What became of the attempt, where the record was put together from its journal and nothing of it was
+    committed; None for a committed record."""
     trainable: bool
     not_trainable_because: tuple[str, ...] = ()
     verdict: Verdict | None = None

@@ -4,9 +4,10 @@ from hpcroll.report.doctor import examine
 from hpcroll.report.finding import Finding, Level, print_findings
 from hpcroll.report.logs import log_tails, rollout_events
 from hpcroll.report.rendering import print_status, render_status, status_line, watch_status
-from hpcroll.report.shards import list_shard_files, trajectory_lines
+from hpcroll.report.shards import list_shard_files, row_listing, trajectory_lines
 from hpcroll.report.status import RunStatus, StatusObserver
-from hpcroll.report.trajectories import print_trajectory
+from hpcroll.report.token_view import load_decoder
+from hpcroll.report.trajectories import print_trajectory, trajectory_json
 
 __all__ = [
     "Finding",
@@ -15,13 +16,16 @@ __all__ = [
     "StatusObserver",
     "examine",
     "list_shard_files",
+    "load_decoder",
     "log_tails",
     "print_findings",
     "print_status",
     "print_trajectory",
     "render_status",
     "rollout_events",
+    "row_listing",
     "status_line",
+    "trajectory_json",
     "trajectory_lines",
     "watch_status",
 ]

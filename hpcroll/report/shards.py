@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hpcroll.contract import canonical_json
+from hpcroll.contract import Trajectory, canonical_json
 from hpcroll.fs import RunPaths
 from hpcroll.shards import StoredTrajectory, open_run
+from hpcroll.trajectory import RowStats, row_stats
 
 
 def list_shard_files(run_dir: Path) -> list[dict[str, Any]]:
@@ -44,6 +45,17 @@ def trajectory_lines(
     )
     for stored in reader:
         yield stored.record.to_json() if full else canonical_json(_summary(stored))
+
+
+def row_listing(run_dir: Path, *, trainable: bool = False) -> dict[str, Any]:
+    """What a trainer is given: `total` over the run's committed rollouts, and `rollouts`, a row for each."""
+    total, rows = RowStats(), []
+    reader = open_run(run_dir, columns=("tokens", "record"), trainable=True if trainable else None)
+    for stored in reader:
+        counts = row_stats(Trajectory(stored.record, stored.tokens))
+        total += counts
+        rows.append({"rollout_id": stored.rollout_id, "task_id": stored.summary.task_id, **counts.to_dict()})
+    return {"total": total.to_dict(), "rollouts": rows}
 
 
 def _summary(stored: StoredTrajectory) -> dict[str, Any]:

@@ -2,34 +2,98 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from rich.console import Console
+from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
+from rich.tree import Tree
 
-from hpcroll.contract import Call, Segment, SegmentTokens, Trajectory
+from hpcroll.contract import Segment, SegmentRole, Status, Trajectory
+from hpcroll.errors import ConfigError
+from hpcroll.report.token_view import Decoder, token_lines, token_view
+from hpcroll.report.turns import clean, policy_name, turns
+from hpcroll.trajectory import row_stats
 
-_LONGEST_TEXT = 2_000
+_UNBOUNDED_COLUMNS = 10_000
+_STATUS_STYLES = {
+    Status.COMPLETED: "green",
+    Status.TRUNCATED: "yellow",
+    Status.FAILED: "red",
+    Status.CANCELLED: "dim",
+}
+_ROLE_STYLES = {
+    SegmentRole.MAIN: "bold green",
+    SegmentRole.SUBAGENT: "bold cyan",
+    SegmentRole.AUXILIARY: "bold yellow",
+}
 
 
-def print_trajectory(trajectory: Trajectory, *, tokens: bool = False) -> None:
-    """Prints outcome, segments, turns and timing; `tokens` adds every token of every segment."""
-    console = Console()
-    console.print(_facts(trajectory))
-    console.print(_segments(trajectory))
-    for call in trajectory.record.calls:
-        for role, text in _turn(call):
-            console.print(Text(f"[call {call.call_index}] {role}", style="bold"))
-            console.print(Text(_cut(text)))
+def print_trajectory(
+    trajectory: Trajectory,
+    *,
+    tokens: bool = False,
+    raw: bool = False,
+    segment: int | None = None,
+    call: int | None = None,
+    decode: Decoder | None = None,
+) -> None:
+    """Prints what became of it, its segments as a tree, and its turns.
+
+    `tokens` shows tokens in place of the turns, as ids or with `decode` as text, `raw` one line per token.
+    `segment` and `call` show only that much. Raises `ConfigError` where there is no such segment or call.
+    """
+    record = trajectory.record
+    _check(trajectory, segment, call)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        # Nobody's window bounds a file or a pipe.
+        console.width = _UNBOUNDED_COLUMNS
+    if segment is None and call is None:
+        if record.partial is not None:
+            console.print(Panel.fit(Text(f"PARTIAL: {record.partial}"), style="bold red"))
+        console.print(_facts(trajectory))
+        console.print(_forest(trajectory))
+    if raw:
+        for one, arrays in zip(record.segments, trajectory.tokens, strict=True):
+            if segment in (None, one.segment_index):
+                print(f"segment {one.segment_index}")
+                for line in token_lines(one, arrays):
+                    print(line)
+    elif tokens:
+        for text in token_view(trajectory, segment=segment, call=call, decode=decode):
+            console.print(text, soft_wrap=True)
+    else:
+        for text in turns(trajectory, segment=segment, call=call):
+            console.print(text, soft_wrap=True)
+
+
+def trajectory_json(trajectory: Trajectory, *, tokens: bool = False) -> dict[str, Any]:
+    """The record as JSON values; with `tokens`, the arrays of each segment, too (NaN as null)."""
+    shown = trajectory.record.model_dump(mode="json")
     if tokens:
-        for segment, arrays in zip(trajectory.record.segments, trajectory.tokens, strict=True):
-            console.print(Text(f"segment {segment.segment_index}", style="bold"))
-            for line in token_lines(segment, arrays):
-                print(line)
+        shown["tokens"] = [
+            {
+                "ids": arrays.ids.tolist(),
+                "sampled": arrays.sampled.tolist(),
+                "loss_mask": arrays.loss_mask.tolist(),
+                "logprobs": [None if np.isnan(value) else value for value in arrays.logprobs.tolist()],
+            }
+            for arrays in trajectory.tokens
+        ]
+    return shown
+
+
+def _check(trajectory: Trajectory, segment: int | None, call: int | None) -> None:
+    record = trajectory.record
+    if segment is not None and not 0 <= segment < len(record.segments):
+        raise ConfigError(
+            f"rollout {record.rollout_id} has {len(record.segments)} segments, none is {segment}"
+        )
+    if call is not None and call not in {one.call_index for one in record.calls}:
+        raise ConfigError(f"rollout {record.rollout_id} has {len(record.calls)} calls, none is {call}")
 
 
 def _facts(trajectory: Trajectory) -> Table:
@@ -40,20 +104,33 @@ def _facts(trajectory: Trajectory) -> Table:
     reward = "none" if record.reward is None else f"{record.reward:g}"
     table.add_row("rollout", f"{record.rollout_id} (group {record.group_id}, sample {record.sample_index})")
     table.add_row("task", Text(f"{record.task_id} ({record.handler}, {record.harness})"))
-    table.add_row("ended", f"{record.status}, {record.stop_reason}, attempt {record.attempt}")
+    ended = f"{record.status}, {record.stop_reason}, attempt {record.attempt}"
+    if record.partial is None:
+        table.add_row("ended", Text(ended, style=_STATUS_STYLES[record.status]))
     table.add_row("reward", reward)
     if record.verdict is not None:
-        table.add_row("verdict", Text(_verdict(trajectory)))
+        table.add_row("verdict", Text(clean(_verdict(trajectory))))
     if record.failure is not None:
-        table.add_row("failure", Text(f"{record.failure.error}: {record.failure.message}"))
+        table.add_row("failure", Text(clean(f"{record.failure.error}: {record.failure.message}")))
     trainable = "yes" if record.trainable else f"no: {'; '.join(record.not_trainable_because)}"
-    table.add_row("trainable", Text(trainable))
-    table.add_row("tokens", f"{sum(map(len, trajectory.tokens))}, {trajectory.action_tokens} sampled")
+    table.add_row("trainable", Text(clean(trainable)))
+    rows = row_stats(trajectory)
+    table.add_row(
+        "tokens",
+        f"{rows.stored_tokens} in {rows.segments} segments ({rows.distinct_tokens} distinct), "
+        f"{rows.sampled_tokens} sampled, {rows.trained_tokens} trained, {rows.dropped_tokens} dropped",
+    )
+    table.add_row("rows", f"{rows.merged_rows} to train on, {rows.call_rows} with one for each call")
     table.add_row("calls", f"{len(record.calls)} model calls, {len(record.actions)} actions")
-    table.add_row("time", _timing(trajectory))
-    table.add_row("node", Text(f"{record.resources.node} {record.resources.slurm_job or ''}".strip()))
+    if timing := _timing(trajectory):
+        table.add_row("time", timing)
+    if record.resources.node:
+        table.add_row("node", Text(f"{record.resources.node} {record.resources.slurm_job or ''}".strip()))
+    for drop in record.dropped:
+        text = f"{drop.length} tokens of call {drop.call_index}: {drop.reason}"
+        table.add_row("dropped", Text(clean(text), style="yellow"))
     for gap in record.gaps:
-        table.add_row("gap", Text(gap))
+        table.add_row("gap", Text(clean(gap), style="yellow"))
     return table
 
 
@@ -77,69 +154,23 @@ def _timing(trajectory: Trajectory) -> str:
     )
 
 
-def _segments(trajectory: Trajectory) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("segment", "role", "began", "parent", "tokens", "sampled", "trained", "policies"):
-        table.add_column(name, justify="left" if name in ("role", "began", "policies") else "right")
+def _forest(trajectory: Trajectory) -> Tree:
+    """Segments beneath the one that they fork from."""
+    forest = Tree(Text("segments", style="bold"), guide_style="dim")
+    nodes: dict[int | None, Tree] = {None: forest}
     for segment, arrays in zip(trajectory.record.segments, trajectory.tokens, strict=True):
-        parent = "-" if segment.parent is None else f"{segment.parent.segment_index}@{segment.parent.length}"
-        counts = (len(arrays), int(arrays.sampled.sum()), int(arrays.loss_mask.sum()))
-        began, role = segment.began.value, segment.role.value
-        row = (segment.segment_index, role, began, parent, *counts, _policies(segment))
-        table.add_row(*map(str, row))
-    return table
+        parent = segment.parent
+        line = Text(f"{segment.segment_index} ").append(segment.role, style=_ROLE_STYLES[segment.role])
+        line.append(f"  {segment.began}" + (f" at {parent.length}" if parent is not None else ""))
+        line.append(f" -> {segment.ended}" if segment.ended else "")
+        sampled, trained = int(arrays.sampled.sum()), int(arrays.loss_mask.sum())
+        line.append(f"  {len(arrays)} tokens, {sampled} sampled, {trained} trained")
+        line.append(f"  weight {segment.weight:.3g}  {_policies(segment)}", style="dim")
+        source = parent.segment_index if parent is not None else None
+        nodes[segment.segment_index] = nodes[source].add(line)
+    return forest
 
 
 def _policies(segment: Segment) -> str:
-    names = []
-    for run in segment.policy_runs:
-        versions = (
-            f"{run.version_low}"
-            if run.version_low == run.version_high
-            else f"{run.version_low}..{run.version_high}"
-        )
-        lineage = f"/{run.lineage}" if run.lineage else ""
-        names.append(f"{run.policy_name}{lineage}@{versions}")
-    return ", ".join(dict.fromkeys(names))
-
-
-def _turn(call: Call) -> Iterator[tuple[str, str]]:
-    for message in call.messages:
-        if isinstance(message, dict):
-            yield str(message.get("role", "message")), _content(message)
-    if isinstance(call.reply, dict):
-        yield "assistant", _content(call.reply)
-    if call.error:
-        yield "error", call.error
-
-
-def _content(message: dict[str, Any]) -> str:
-    content = message.get("content")
-    parts = [content if isinstance(content, str) else json.dumps(content)] if content else []
-    calls = message.get("tool_calls")
-    for call in calls if isinstance(calls, list) else ():
-        function = call.get("function", {}) if isinstance(call, dict) else {}
-        parts.append(f"-> {function.get('name')}({function.get('arguments')})")
-    return "\n".join(parts)
-
-
-def _cut(text: str) -> str:
-    if len(text) <= _LONGEST_TEXT:
-        return text
-    half = _LONGEST_TEXT // 2
-    left_out = f"... {len(text) - _LONGEST_TEXT} characters left out (--json has them) ..."
-    return f"{text[:half]}\n{left_out}\n{text[-half:]}"
-
-
-def token_lines(segment: Segment, arrays: SegmentTokens) -> Iterator[str]:
-    """One line per token: position, id, who, loss mask, log-probability, policy versions."""
-    versions = {}
-    for run in segment.policy_runs:
-        for position in range(run.start, run.start + run.length):
-            versions[position] = f"{run.version_low}..{run.version_high}"
-    for position in range(len(arrays)):
-        logprob = float(arrays.logprobs[position])
-        who = "sampled" if arrays.sampled[position] else "context"
-        shown = "-" if math.isnan(logprob) else f"{logprob:.4f}"
-        mask, version = int(arrays.loss_mask[position]), versions.get(position, "-")
-        yield f"{position:6d} {int(arrays.ids[position]):8d} {who} {mask} {shown} {version}"
+    """Policies in order, each once: a change of version shows."""
+    return ", ".join(dict.fromkeys(policy_name(run) for run in segment.policy_runs))
