@@ -49,16 +49,9 @@ def encode(recorded: RecordedCall, *, known: Container[int]) -> bytes:
         base, keep, tail = None, 0, tokens.prompt_ids
     else:
         base, keep, tail = folded.base_index, folded.keep, folded.tail
-    head = json.dumps(
-        {
-            "call": recorded.call.model_dump(mode="json"),
-            "base": base,
-            "keep": keep,
-            "tail": len(tail),
-            "sampled": len(tokens.sampled_ids),
-        },
-        separators=(",", ":"),
-    ).encode()
+    lengths = {"base": base, "keep": keep, "tail": len(tail), "sampled": len(tokens.sampled_ids)}
+    # The call as its own serialiser writes it: a detour over dicts takes longer than all the rest.
+    head = b'{"call":%b,%b' % (recorded.call.model_dump_json().encode(), json.dumps(lengths)[1:].encode())
     arrays = (
         tail.astype("<u4", copy=False).tobytes(),
         tokens.sampled_ids.astype("<u4", copy=False).tobytes(),

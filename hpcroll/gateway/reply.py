@@ -14,6 +14,8 @@ from hpcroll.gateway.chat import Message, MessageBuilder, Reply
 from hpcroll.gateway.engines.base import Part, decimal
 
 _HINT = "the server must honour return_token_ids and logprobs, see docs/reference/gateway.md"
+_ID_LIMIT = 1 << 32
+_NO_IDS = "token ids that are not a list of unsigned 32-bit numbers"
 
 
 class ReplyReader:
@@ -25,7 +27,7 @@ class ReplyReader:
         """Policy versions that the engine named, in order."""
         self._kind = LogprobKind.RAW
         self._prompt_ids: Ids | None = None
-        self._sampled_ids: list[Ids] = []
+        self._sampled_ids: list[int] = []
         self._logprobs: list[float] = []
         self._usage: Mapping[str, Any] = {}
         self._message: Message | None = None
@@ -45,8 +47,7 @@ class ReplyReader:
         self._usage = part.usage or self._usage
         if part.prompt_ids and self._prompt_ids is None:
             self._prompt_ids = _ids(part.prompt_ids)
-        if len(part.ids):
-            self._sampled_ids.append(_ids(part.ids))
+        self._sampled_ids += _checked(part.ids)
         self._logprobs += part.logprobs
         self.finish_reason = part.finish_reason or self.finish_reason
         self._message = part.message or self._message
@@ -67,7 +68,7 @@ class ReplyReader:
     def tokens(self) -> CallTokens:
         """The tokens so far; a missing log-probability is NaN."""
         nothing = np.zeros(0, dtype=np.uint32)
-        sampled = np.concatenate([nothing, *self._sampled_ids])
+        sampled = np.array(self._sampled_ids, dtype=np.uint32)
         logprobs = np.full(len(sampled), np.nan, dtype=np.float32)
         known = self._logprobs[: len(sampled)]
         logprobs[: len(known)] = known
@@ -85,7 +86,7 @@ class ReplyReader:
             prompt_reported=reported.get("prompt_tokens"),
             completion_reported=reported.get("completion_tokens"),
             prompt_counted=self.prompt_tokens,
-            completion_counted=sum(map(len, self._sampled_ids)),
+            completion_counted=len(self._sampled_ids),
         )
 
     def check(self, endpoint: str) -> None:
@@ -126,6 +127,13 @@ class ReplyReader:
 
 def _ids(values: Sequence[int]) -> Ids:
     array = np.asarray(values)
-    if array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= 1 << 32:
-        raise ValueError("token ids that are not a list of unsigned 32-bit numbers")
+    if array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= _ID_LIMIT:
+        raise ValueError(_NO_IDS)
     return array.astype(np.uint32)
+
+
+def _checked(values: Sequence[int]) -> Sequence[int]:
+    # One id at a time in most streams, for which an array costs ten times as much.
+    if not all(type(value) is int and 0 <= value < _ID_LIMIT for value in values):
+        raise ValueError(_NO_IDS)
+    return values
