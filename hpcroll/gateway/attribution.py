@@ -39,10 +39,10 @@ def served_by(
     token was there. `named`: the versions that the engine named; `fixed`: the version that its server was
     registered with, which counts where the engine named none. `history`: published versions, oldest first.
 
-    What the engine says is exact. Without its word the range spans the versions before and after; where
-    that is a single one, the version before it as well, since a silent engine may still be loading what was
-    published last. Versions of two lineages span no range: such a call is the older lineage's, so that
-    nobody who trains on the newer one takes it for his own.
+    What the engine says is exact. Without its word the range spans the versions before and after, and the
+    one that was published before those, since a silent engine may still have been loading when the call
+    began. Versions of two lineages span no range: such a call is the older lineage's, so that nobody who
+    trains on the newer one takes it for his own.
     """
     known = after or before
     said = tuple(named) or (() if fixed is None else (fixed,))
@@ -55,19 +55,24 @@ def served_by(
             version_low=low,
             version_high=high,
         )
-    if before is None or after is None:
-        return _widened(known)
-    if before.lineage != after.lineage:
-        return _widened(before)
-    low, high = min(before.version_low, after.version_low), max(before.version_high, after.version_high)
-    return _widened(before.model_copy(update={"version_low": low, "version_high": high}))
+    if known is None:
+        return None
+    first, last = before or known, after or known
+    if first.lineage != last.lineage:
+        last = first
+    low = min(first.version_low, last.version_low)
+    return first.model_copy(
+        update={
+            "version_low": _predecessor(low, first.lineage, history),
+            "version_high": max(first.version_high, last.version_high),
+        }
+    )
 
 
-def _widened(policy: PolicyId | None) -> PolicyId | None:
-    # low = high is the engine's word alone.
-    if policy is None or policy.version_low != policy.version_high:
-        return policy
-    return policy.model_copy(update={"version_low": max(policy.version_low - 1, 0)})
+def _predecessor(version: int, lineage: str, history: Sequence[PolicyId]) -> int:
+    """The version that was published before `version`; trainers may leave numbers out."""
+    older = [entry.version_high for entry in history if entry.lineage == lineage]
+    return max((other for other in older if other < version), default=max(version - 1, 0))
 
 
 def _lineage_of(said: tuple[int, int], history: Sequence[PolicyId]) -> str | None:
