@@ -98,6 +98,20 @@ def test_request_for_a_summary_is_a_side_call_although_it_offers_tools(words: st
     run(scenario)
 
 
+def test_prompt_that_comes_back_after_a_compaction_gets_the_next_turn() -> None:
+    async def scenario() -> None:
+        async with PolicyServer([script(*THREE)], context_tokens=4000) as server:
+            await ask(server, [user(PROMPT)], tools=[BASH])
+            with pytest.raises(aiohttp.ClientResponseError):
+                await ask(server, [user(PROMPT), user("x y " * 4000)], tools=[BASH])
+            await ask(server, [user(PROMPT)], tools=[BASH])
+            await ask(server, [user(PROMPT), user(f"Now {COMPACTION_PROMPTS[0]}!")])
+            await ask(server, [user(PROMPT)], tools=[BASH])
+            assert seen(server) == [(0, "main"), (1, "main"), (2, "side"), (2, "main")]
+
+    run(scenario)
+
+
 def test_asides_of_a_behaviour_answer_each_kind_of_side_call_in_its_own_words() -> None:
     async def scenario() -> None:
         asides = (Aside(contains="title", text='{"title": "Files"}'), Aside(contains="topic", text="no"))

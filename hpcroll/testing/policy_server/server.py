@@ -186,6 +186,7 @@ class PolicyServer:
             return _refuse(f"the request cannot be read: {type(error).__name__}: {error}")
         if room < (wanted or 1):
             self.refused += 1
+            self._sessions.forget_prompts(session)
             message = wire.refuse(context=self._context_tokens, prompt=len(prompt), wanted=wanted or 1)
             return _refuse(message)
         choice = self._sessions.choose(session, prompt, self._template.read_prompt(prompt))

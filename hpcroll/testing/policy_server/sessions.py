@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hpcroll.testing.policy_server.faults import Fault
-from hpcroll.testing.policy_server.script import UNKNOWN_TASK, Behaviour, Script, Turn, find_script
+from hpcroll.testing.policy_server.script import (
+    COMPACTION_PROMPTS,
+    UNKNOWN_TASK,
+    Behaviour,
+    Script,
+    Turn,
+    find_script,
+)
 from hpcroll.testing.policy_server.template import PromptView
 
 MAIN, SIDE = "main", "side"
@@ -87,6 +94,15 @@ class Sessions:
             play = plays.setdefault(script.prompt, _Play(behaviour))
         return self._by_requests(session, play, prompt, view)
 
+    def forget_prompts(self, session: str) -> None:
+        """The session's history is about to be rewritten: prompts that were seen before are new ones then.
+
+        Else an agent whose compacted history equals an earlier prompt would get the turn that made it too
+        long again, for ever.
+        """
+        for play in self._plays.get(session, {}).values():
+            play.given.clear()
+
     def fault_of(self, session: str, choice: Choice) -> Fault | None:
         """The fault that strikes now, counted as struck."""
         fault = choice.turn.fault
@@ -116,6 +132,8 @@ class Sessions:
         play.samples += 1
         identity = (session, behaviour.name, str(index), str(play.samples))
         aside = next((aside.text for aside in behaviour.asides if aside.contains in view.last_user), None)
+        if any(words in view.last_user for words in COMPACTION_PROMPTS):
+            self.forget_prompts(session)
         uses_tools = any(turn.tools for turn in behaviour.turns)
         if aside is None and (not _offers(view, turn) or (uses_tools and not view.tools)):
             aside = behaviour.aside
