@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import secrets
 from collections.abc import Sequence
 from functools import cached_property
 from importlib import import_module
@@ -50,8 +51,10 @@ class LightTokenizer:
         """Tokens that no text encodes to unless a template writes them."""
         spelt = sorted((re.escape(token["content"]) for token in control), key=len, reverse=True)
         self._control = re.compile("|".join(spelt) or r"(?!)")
-        parsed["added_tokens"] = [token for token in parsed.get("added_tokens") or () if token not in control]
-        self._plain = library.Tokenizer.from_str(json.dumps(parsed))
+        self._plain = library.Tokenizer.from_str(json.dumps(_without_control(parsed, control)))
+        for token in parsed.get("added_tokens") or ():
+            if token not in control and self._plain.token_to_id(token["content"]) != token["id"]:
+                raise ConfigError(f"tokenizer {name}: the id of {token['content']!r} is not {token['id']}")
         self._byte_level = (parsed.get("decoder") or {}).get("type") == "ByteLevel"
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
@@ -146,6 +149,20 @@ def _is_control(token: dict[str, Any]) -> bool:
     # Some vocabularies add runs of spaces and the like beside control tokens: those are text.
     content = token["content"]
     return len(content) > 1 and (bool(token.get("special")) or content.startswith(_TAG_OPENERS))
+
+
+def _without_control(description: dict[str, Any], control: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The same vocabulary, of which no text spells the tokens `control`."""
+    names = description["model"].get("vocab") or {}
+    names = names if isinstance(names, dict) else {piece[0] for piece in names}
+    added = []
+    for token in description.get("added_tokens") or ():
+        if token not in control:
+            added.append(token)
+        elif token["content"] not in names:
+            # Renamed, not removed: the ids of those behind it would change.
+            added.append({**token, "content": _MARK + secrets.token_hex(16), "normalized": False})
+    return {**description, "added_tokens": added, "post_processor": None}
 
 
 def _break(match: re.Match[str]) -> str:
