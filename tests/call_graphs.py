@@ -23,8 +23,11 @@ from hpcroll.contract import (
     Sampling,
     SegmentRole,
     SegmentStart,
+    Trajectory,
     Usage,
 )
+from hpcroll.testing.trajectories import random_trajectory
+from hpcroll.trajectory import build
 
 ROLLOUT = "0123456789abcdef/0"
 PLAIN = Sampling(temperature=1.0, top_p=1.0, top_k=-1)
@@ -338,3 +341,22 @@ def imagine(seed: int, moves: Sequence[tuple[str, int]]) -> Session:
     session.step(session.main)
     session.step(session.main)
     return session
+
+
+def trajectory_of(session: Session, **fields: Any) -> Trajectory:
+    """The session as a valid trajectory; `fields` replace fields of its record."""
+    built = build(session.calls)
+    record = random_trajectory(0).record.model_copy(
+        update={
+            "rollout_id": ROLLOUT,
+            "trainable": True,
+            "not_trainable_because": (),
+            "segments": built.segments,
+            "calls": tuple(recorded.call for recorded in session.calls),
+            "call_spans": built.call_spans,
+            "dropped": built.dropped,
+            "gaps": built.gaps,
+            **fields,
+        }
+    )
+    return Trajectory(record, built.tokens)
