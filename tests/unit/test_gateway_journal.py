@@ -141,6 +141,56 @@ def test_appends_that_wait_together_share_an_fsync(tmp_path: Path, monkeypatch: 
     assert 1 <= len(fsyncs) < 100
 
 
+def test_calls_of_a_session_take_memory_for_what_is_new_in_each(tmp_path: Path) -> None:
+    held = []
+    for turns in (50, 100, 200):
+        calls = conversation(turns, seed=turns)
+        journal = Journal(tmp_path / "j")
+        folded = [journal.fold(call) for call in calls]
+        held.append(sum(call.tokens.folded is None for call in folded))
+        tails = sum(len(call.tokens.folded.tail) for call in folded if call.tokens.folded is not None)
+        assert tails < 100 * turns
+        for ours, theirs in zip(folded, calls, strict=True):
+            assert_equal(ours, theirs)
+            assert ours.tokens.prompt_length == len(theirs.tokens.prompt_ids)
+            tail = ours.tokens.folded.tail if ours.tokens.folded is not None else None
+            assert tail is None or tail.base is None  # not a view that holds the whole prompt
+        assert journal.fold(folded[-1]) is folded[-1]
+    assert held == [2, 2, 2]  # the first prompt of either conversation
+
+
+def test_prompt_that_builds_on_a_call_that_was_lost_is_written_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail = [True]
+    real = os.fdatasync
+
+    def fdatasync(descriptor: int) -> None:
+        if fail[0]:
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    calls = conversation(12)
+
+    async def run() -> list[RecordedCall]:
+        journal = Journal(tmp_path / "j")
+        journal.open()
+        folded = [journal.fold(call) for call in calls]
+        with pytest.raises(SpoolError):
+            await journal.append(folded[0])
+        fail[0] = False
+        for call in folded[1:]:
+            await journal.append(call)
+        await journal.close()
+        return folded
+
+    folded = asyncio.run(run())
+    assert folded[1].tokens.folded is not None
+    for ours, theirs in zip(calls[1:], read_journal(tmp_path / "j"), strict=True):
+        assert_equal(ours, theirs)
+
+
 def test_append_returns_only_after_the_bytes_are_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
