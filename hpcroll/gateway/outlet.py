@@ -23,6 +23,7 @@ class Outlet:
         self._stream: web.StreamResponse | None = None
         self._held: list[bytes] = []
         self._holding = False
+        self._opened = False
 
     @property
     def has_begun(self) -> bool:
@@ -40,40 +41,40 @@ class Outlet:
         Raises `AgentGoneError`.
         """
         self._holding = self._holding or bool(delta.tool_calls)
-        events = self._caller.delta(delta)
-        if self._holding:
-            self._held.append(events)
-        elif events:
-            await self._write(events, prompt_tokens)
+        self._held += [self._opening(prompt_tokens), self._caller.delta(delta)]
+        if not self._holding:
+            await self._write_held()
 
     async def finish(self, reply: Reply) -> web.StreamResponse:
         """Sends the rest of a recorded reply; raises `AgentGoneError`."""
         if not self._caller.request.stream:
             return web.json_response(self._caller.whole(reply))
-        events = b"".join([*self._held, self._caller.closing(reply)])
-        return await self._end(events, reply.prompt_tokens)
+        self._held += [self._opening(reply.prompt_tokens), self._caller.closing(reply)]
+        return await self._write_held()
 
     async def refuse(self, refusal: Refusal) -> web.StreamResponse:
         """Sends `refusal` in the place of what is left of the reply; raises `AgentGoneError`."""
         if self._stream is None:
             return refuse(self._dialect, refusal)
-        return await self._end(self._caller.broken(refusal), 0)
+        self._held = [self._caller.broken(refusal)]
+        return await self._write_held()
 
-    async def _end(self, events: bytes, prompt_tokens: int) -> web.StreamResponse:
-        await self._write(events, prompt_tokens)
-        assert self._stream is not None
-        return self._stream
+    def _opening(self, prompt_tokens: int) -> bytes:
+        opened, self._opened = self._opened, True
+        return b"" if opened else self._caller.opening(prompt_tokens)
 
-    async def _write(self, events: bytes, prompt_tokens: int) -> None:
+    async def _write_held(self) -> web.StreamResponse:
+        events, self._held = b"".join(self._held), []
         try:
             if self._stream is None:
                 stream = web.StreamResponse(headers={"Content-Type": self._caller.content_type})
                 await stream.prepare(self._http)
                 self._stream = stream
-                events = self._caller.opening(prompt_tokens) + events
-            await self._stream.write(events)
+            if events:
+                await self._stream.write(events)
         except ConnectionError as error:
             raise AgentGoneError from error
+        return self._stream
 
 
 def refuse(dialect: Dialect, refusal: Refusal) -> web.Response:

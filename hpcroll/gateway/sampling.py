@@ -12,13 +12,14 @@ _SEED_BITS = 31
 
 
 def force_sampling(asked: Sampling, config: ModelConfig, *, budget: int, identity: str) -> Sampling:
-    """`asked`, overruled by what the config sets; `max_tokens` is at most `budget`.
+    """`asked`, overruled by what the config sets; `max_tokens` is the least of both and `budget`.
 
     `identity` names the call within the run: equal ones get equal derived seeds.
     """
     effective = asked.model_dump(exclude_none=True)
     effective |= config.sampling.model_dump(exclude_none=True)
-    effective["max_tokens"] = min(effective.get("max_tokens", budget), budget)
+    bounds = (asked.max_tokens, config.sampling.max_tokens, budget)
+    effective["max_tokens"] = min(bound for bound in bounds if bound is not None)
     if config.seeds is not SeedPolicy.AGENT:
         effective.pop("seed", None)
     if config.seeds is SeedPolicy.DERIVED:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from hpcroll.gateway.chat import ChatRequest, Delta, Message, Reply, assistant_message
 from hpcroll.gateway.dialects.base import SSE, Caller, HttpCall, unsupported_content
 from hpcroll.gateway.dialects.sampling import read_sampling
-from hpcroll.gateway.recall import arguments_object
+from hpcroll.gateway.recall import UNPARSED, arguments_object
 from hpcroll.gateway.refusal import CONTEXT_CODE, Refusal, bad_request
 
 _ERRORS = {
@@ -227,11 +227,7 @@ class _MessagesCaller:
         if delta.content:
             events += self._begin("text", {"type": "text", "text": ""})
             events.append(self._add({"type": "text_delta", "text": delta.content}))
-        for piece in delta.tool_calls:
-            block = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}}
-            events += self._begin(piece.index, block)
-            if piece.arguments:
-                events.append(self._add({"type": "input_json_delta", "partial_json": piece.arguments}))
+        # Calls follow whole, in the closing: an agent acts upon them only once the call is recorded.
         return b"".join(events)
 
     def closing(self, reply: Reply) -> bytes:
@@ -241,7 +237,7 @@ class _MessagesCaller:
             _event({"type": "message_delta", "delta": delta, "usage": usage}),
             _event({"type": "message_stop"}),
         ]
-        return b"".join([*self._end(), *end])
+        return b"".join([*self._calls(reply), *self._end(), *end])
 
     def broken(self, refusal: Refusal) -> bytes:
         return _event(_error(refusal))
@@ -257,6 +253,16 @@ class _MessagesCaller:
             "stop_sequence": None,
             "usage": usage,
         }
+
+    def _calls(self, reply: Reply) -> list[bytes]:
+        events = []
+        for index, call in enumerate(reply.tool_calls):
+            name, arguments = call["function"]["name"], call["function"]["arguments"]
+            events += self._begin(index, {"type": "tool_use", "id": call["id"], "name": name, "input": {}})
+            shown = arguments_object(arguments)
+            text = json.dumps(shown) if UNPARSED in shown else arguments
+            events.append(self._add({"type": "input_json_delta", "partial_json": text}))
+        return events
 
     def _begin(self, kind: str | int, block: Mapping[str, Any]) -> list[bytes]:
         if self._open == kind:

@@ -9,7 +9,14 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hpcroll.contract import Sampling
-from hpcroll.gateway.chat import ChatRequest, Delta, Reply, ToolCallDelta
+from hpcroll.gateway.chat import (
+    ChatRequest,
+    Delta,
+    Reply,
+    ToolCallDelta,
+    assistant_message,
+    thought_of,
+)
 from hpcroll.gateway.dialects.base import SSE, Caller, HttpCall, unsupported_content
 from hpcroll.gateway.dialects.sampling import read_sampling
 from hpcroll.gateway.refusal import Refusal, bad_request
@@ -26,7 +33,8 @@ _OWN_FIELDS = frozenset(
 )
 """Read here, or of no meaning to an inference server; all others are passed on."""
 
-CONSTRAINING_FIELDS = (
+_ASSISTANT_FIELDS = ("role", "content", "tool_calls", "reasoning_content", "reasoning")
+_CONSTRAINING_FIELDS = (
     "logit_bias",
     "guided_json",
     "guided_regex",
@@ -69,7 +77,7 @@ class OpenAIChat:
         return openai_error(refusal)
 
     def documents(self) -> Mapping[str, Mapping[str, Any]]:
-        # Anthropic's clients ask at the same path: one answer has the fields of both.
+        # Anthropic's and Google's clients ask at the same path: one answer has the fields of all three.
         model = {
             "id": self._model,
             "object": "model",
@@ -81,7 +89,12 @@ class OpenAIChat:
         }
         ends = {"has_more": False, "first_id": self._model, "last_id": self._model}
         return {
-            "/v1/models": {"object": "list", "data": [model], **ends},
+            "/v1/models": {
+                "object": "list",
+                "data": [model],
+                **ends,
+                "models": [{"name": f"models/{self._model}", "displayName": self._model}],
+            },
             "/v1/models/{model}": model,
         }
 
@@ -110,7 +123,7 @@ def read_request(body: Mapping[str, Any]) -> ChatRequest:
     if not isinstance(tools, list | tuple) or not all(isinstance(tool, dict) for tool in tools):
         raise bad_request("tools must be a list of objects", param="tools")
     passed_on = {name: value for name, value in body.items() if name not in _OWN_FIELDS}
-    constraints = {name: passed_on.pop(name) for name in CONSTRAINING_FIELDS if passed_on.get(name)}
+    constraints = {name: passed_on.pop(name) for name in _CONSTRAINING_FIELDS if passed_on.get(name)}
     if (body.get("response_format") or {}).get("type", "text") != "text":
         constraints["response_format"] = body["response_format"]
     choice = body.get("tool_choice")
@@ -124,13 +137,24 @@ def read_request(body: Mapping[str, Any]) -> ChatRequest:
     if isinstance(fields.get("stop"), str):
         fields["stop"] = (fields["stop"],)
     return ChatRequest(
-        messages=tuple(messages),
+        messages=tuple(_canonical(message) for message in messages),
         stream=bool(body.get("stream")),
         tools=tuple(tools),
         asked=read_sampling(fields),
         constraints=constraints,
         passed_on=passed_on,
     )
+
+
+def _canonical(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as it stands; an assistant's as replies are shown, however a client writes what is empty."""
+    if message["role"] != "assistant":
+        return dict(message)
+    content = message.get("content")
+    text = content if isinstance(content, str) else "".join(part.get("text") or "" for part in content or ())
+    known = assistant_message(text, thought_of(message), message.get("tool_calls") or ())
+    further = {name: value for name, value in message.items() if value and name not in _ASSISTANT_FIELDS}
+    return {**known, **further}
 
 
 def _check_message(message: Any, index: int) -> None:
