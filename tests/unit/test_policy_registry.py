@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 from pathlib import Path
 
@@ -125,3 +126,45 @@ def test_two_publishers_of_one_version_have_one_winner(paths: RunPaths) -> None:
     latest = PolicyRegistry(paths).latest()
     assert latest is not None
     assert latest.version == 4
+
+
+def _publish(root: str, digest: str, start: object, name: str, versions: int) -> None:
+    start.wait()  # type: ignore[attr-defined]
+    registry = PolicyRegistry(RunPaths(Path(root)))
+    for version in range(versions):
+        try:
+            mine = registry.publish(version, weights="same/place", digest=digest, name=name)
+        except ConfigError:
+            continue
+        assert mine.weights_digest == digest, "published means published as asked"
+
+
+def test_racing_digests_of_one_version_leave_one_for_everybody(paths: RunPaths) -> None:
+    """Four trainers that believe to be the only one, two on each of two policies."""
+    context = multiprocessing.get_context("spawn")
+    start = context.Barrier(4)
+    names = ["policy", "policy", "org/lora", "org/lora"]
+    processes = [
+        context.Process(target=_publish, args=(str(paths.root), f"digest-{number}", start, name, 20))
+        for number, name in enumerate(names)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == 0
+    entries = PolicyRegistry(paths).versions()
+    for name in set(names):
+        line = [entry.version for entry in entries if entry.policy_name == name]
+        assert line == sorted(set(line)), "each version once, in order"
+        assert line[-1] == 19
+        latest = PolicyRegistry(paths).latest(name)
+        assert latest is not None
+        assert latest.version == 19
+
+
+def test_registry_of_a_run_means_the_runs_own_policy(paths: RunPaths) -> None:
+    registry = PolicyRegistry(paths, name="qwen")
+    registry.publish(3, weights="w")
+    assert registry.latest() == registry.latest("qwen")
+    assert PolicyRegistry(paths).latest() is None
