@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,12 +13,14 @@ from typing import Any
 import pytest
 
 from hpcroll.api import Run
+from hpcroll.cli.main import run as command
 from hpcroll.contract import FailureClass, Status, StopReason, Task, Trajectory
 from hpcroll.fs import RunPaths
 from hpcroll.gateway import read_journal
 from hpcroll.shards import verify_run
-from hpcroll.spool import read_events
+from hpcroll.spool import read_events, read_worker
 from hpcroll.testing.policy_server import Behaviour, Script, garbage, loops, solves
+from hpcroll.trajectory import check
 from tests.capabilities import need
 
 WAIT_S = 180.0
@@ -59,9 +63,23 @@ class LocalRun:
         return [result.trajectory() for result in self.run.results("endings", wait=False)]
 
     def wait_for_event(self, name: str) -> None:
+        self.wait_until(
+            lambda: any(event.event == name for event in read_events(self.paths)), f"no event {name}"
+        )
+
+    def wait_for_calls(self) -> list[str]:
+        """Waits until a worker has journalled a model call; the incarnations that have."""
+
+        def writers() -> list[str]:
+            return [path.name for path in self.paths.journal.iterdir() if list(read_journal(path))]
+
+        self.wait_until(lambda: bool(writers()), "no call was journalled")
+        return writers()
+
+    def wait_until(self, condition: Callable[[], bool], complaint: str) -> None:
         deadline = time.monotonic() + WAIT_S
-        while not any(event.event == name for event in read_events(self.paths)):
-            assert time.monotonic() < deadline, f"no event {name}"
+        while not condition():
+            assert time.monotonic() < deadline, complaint
             time.sleep(0.05)
 
 
@@ -179,10 +197,7 @@ def test_a_cancelled_rollout_keeps_its_partial_trajectory(local_run: Callable[..
     case = local_run(half_done(600))
     case.run.launch(workers=1)
     case.wait_for_event("run.start")
-    deadline = time.monotonic() + WAIT_S
-    while not any(list(read_journal(path)) for path in case.paths.journal.iterdir()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    case.wait_for_calls()
     case.run.cancel()
     [result] = case.run.results("endings")
     trajectory = result.trajectory()
@@ -211,6 +226,25 @@ def test_rollout_cancelled_before_its_evaluation_leg_keeps_what_its_agent_did(
     )
     assert any("cannot be read" in gap for gap in trajectory.record.gaps) is damaged
     assert verify_run(case.run.path).ok
+
+
+def test_a_killed_worker_leaves_a_partial_trajectory_that_show_finds(
+    local_run: Callable[..., LocalRun], capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = local_run(half_done(600))
+    case.run.launch(workers=1)
+    [ref] = case.submission.refs
+    [worker] = case.wait_for_calls()
+    worker_pid = read_worker(case.paths.worker_file(worker)).pid
+    os.kill(worker_pid, signal.SIGKILL)
+    case.run.drain()  # or the next incarnation would start the rollout again
+    case.wait_until(lambda: case.paths.ended_file(worker).exists(), "the end of the worker was not noted")
+    partial = case.run.partial_trajectory(ref.rollout_id, attempt=1)
+    assert "kill" in str(partial.record.partial)
+    assert partial.action_tokens > 0
+    assert check(partial) == ()
+    assert command(["show", str(case.run.path), ref.rollout_id]) == 0
+    assert "PARTIAL: attempt 1" in capsys.readouterr().out
 
 
 def test_a_drain_writes_nothing_terminal_and_the_next_launch_goes_on(
