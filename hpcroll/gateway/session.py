@@ -53,7 +53,7 @@ class Ticket:
     messages_from: int
     budget: int
     """Most tokens that it may sample."""
-    prompt_bytes: int
+    request: ChatRequest
 
 
 class GatewaySession:
@@ -87,7 +87,8 @@ class GatewaySession:
         self._sampled_tokens = 0
         self._replies = 0
         self._context_tokens = 0
-        self._bytes_per_token = _BYTES_PER_TOKEN
+        self._measured: tuple[ChatRequest, int] | None = None
+        """The latest request that was answered, and its prompt's tokens."""
         self._messages = MessageList()
         self.recall = Recall()
         """What tool calls the agent was shown."""
@@ -152,11 +153,15 @@ class GatewaySession:
         # no more than the rest of the context lets the server accept a call near its limit.
         context = self._context_tokens if known and repeated == known else 0
         budget = min(config.rollout_tokens - self._sampled_tokens, config.context_tokens - context)
-        return Ticket(call_index, message_ticket, repeated, max(budget, 1), _size(request))
+        return Ticket(call_index, message_ticket, repeated, max(budget, 1), request)
 
     def count_tokens(self, request: ChatRequest) -> int:
         """About how many tokens the prompt of `request` has, by the session's calls so far."""
-        return max(round(_size(request) / self._bytes_per_token), 1)
+        bytes_per_token = _BYTES_PER_TOKEN
+        if self._measured is not None:
+            measured, tokens = self._measured
+            bytes_per_token = max(_size(measured) / tokens, 0.1)
+        return max(round(_size(request) / bytes_per_token), 1)
 
     async def record(self, recorded: RecordedCall, ticket: Ticket) -> None:
         """Returns once the call is durable; it is in `calls` before the first await.
@@ -164,6 +169,7 @@ class GatewaySession:
         Raises `SpoolError` where it could not be written; then it is not in `calls`.
         """
         try:
+            recorded = self.services.journal.fold(recorded)
             written = self.services.journal.submit(recorded)
             self._take(recorded, ticket)
             await asyncio.shield(asyncio.wrap_future(written))
@@ -179,8 +185,9 @@ class GatewaySession:
         if recorded.call.error is not None:
             return
         self._replies += 1
-        self._context_tokens = len(recorded.tokens.prompt_ids) + sampled
-        self._bytes_per_token = max(ticket.prompt_bytes / len(recorded.tokens.prompt_ids), 0.1)
+        prompt = recorded.tokens.prompt_length
+        self._context_tokens = prompt + sampled
+        self._measured = (ticket.request, prompt)
         self._messages.reply(ticket.message_ticket, recorded.call.reply)
         self.recall.note(recorded.call.reply)
         if self.limit is StopReason.CONTEXT_LIMIT:
