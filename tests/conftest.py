@@ -48,7 +48,9 @@ def serve_scripts(tmp_path: Path) -> Iterator[Callable[..., str]]:
     """Starts scripted policy servers as processes; each call returns a base URL."""
     servers: list[subprocess.Popen[bytes]] = []
 
-    def start(scripts: Sequence[Script], *, seed: int = 1, log: Path | None = None) -> str:
+    def start(
+        scripts: Sequence[Script], *, seed: int = 1, log: Path | None = None, options: Sequence[str] = ()
+    ) -> str:
         folder = tmp_path / f"policy-server-{len(servers)}"
         folder.mkdir()
         write_scripts(scripts, folder / "scripts.jsonl")
@@ -56,6 +58,7 @@ def serve_scripts(tmp_path: Path) -> Iterator[Callable[..., str]]:
         argv = [sys.executable, "-m", "hpcroll.testing.policy_server", "--seed", str(seed)]
         argv += ["--scripts", str(folder / "scripts.jsonl"), "--port", "0", "--port-file", str(port_file)]
         argv += ["--log", str(log)] if log is not None else []
+        argv += options
         with (folder / "log").open("wb") as output:
             server = subprocess.Popen(argv, stdout=output, stderr=output)
         servers.append(server)

@@ -42,6 +42,8 @@ class Turn(_Part):
     """Several: called in parallel."""
     bytewise: bool = False
     """Every character beyond ASCII is sampled as one token a byte."""
+    noncanonical: float | None = Field(default=None, ge=0, le=1)
+    """Chance of this reply to be tokenised otherwise than its text encodes; None: its behaviour's."""
     usage: dict[str, JsonValue] | None = None
     """Said instead of the true usage."""
     fault: Fault | None = None

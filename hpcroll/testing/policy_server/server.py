@@ -271,6 +271,8 @@ class PolicyServer:
         return None
 
     def _share(self, choice: Choice) -> float:
+        if choice.turn.noncanonical is not None:
+            return choice.turn.noncanonical
         if choice.behaviour.noncanonical is not None:
             return choice.behaviour.noncanonical
         if self._noncanonical is not None:
