@@ -43,7 +43,7 @@ class Conductor:
         if claim.poisoned is not None:
             return await asyncio.to_thread(self._give_up, flight)
         if claim.cancelled:
-            return self.abandon(flight, Status.CANCELLED, StopReason.CANCELLED)
+            return await asyncio.to_thread(self.abandon, flight, Status.CANCELLED, StopReason.CANCELLED)
         bundle = await self._enter(flight)
         if Stage.EVAL not in self._leg:
             return bundle
@@ -76,7 +76,10 @@ class Conductor:
             ran = await self._stages.init_and_run(flight)
             image_sha256 = await asyncio.to_thread(self._provider.image_digest, claim.rollout.task.image)
             status = Status.TRUNCATED if ran.stop_reason.truncates else Status.COMPLETED
-            draft = self._draft(flight, status, ran.stop_reason, image_sha256=image_sha256)
+            # A long session takes a while to put together, and others must not wait for it.
+            draft = await asyncio.to_thread(
+                self._draft, flight, status, ran.stop_reason, image_sha256=image_sha256
+            )
             return Bundle(self._assembly.hand_over(draft, flight), ran.artefacts)
         bundle = await asyncio.to_thread(handed_over, self._spool, claim)
         assert bundle is not None, "a leg without the run stage is not the first"
