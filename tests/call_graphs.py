@@ -258,6 +258,7 @@ class Session:
             role=thread.role,
         )
         self.went_on(thread, *self.call(thread.context, truth, messages=messages))
+        self.step(thread)
 
     def _after(self, thread: Thread) -> int:
         """Tokens of the thread's context that no call has seen yet."""

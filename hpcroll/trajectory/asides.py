@@ -18,15 +18,16 @@ _SHORTEST_LINE = 20
 def find_asides(calls: Sequence[Woven]) -> set[Woven]:
     """Calls that were asked for a summary, known by what the agent did with it.
 
-    Three things must hold: no later prompt goes on from the call; a later context of the conversation
-    leaves out the call's own prompt; and most of the reply's text stands there in a message that is not
-    the assistant's.
+    Three things must hold: no later prompt goes on from the call; a later context of the conversation, on
+    which it goes on, leaves out the call's own prompt; and most of the reply's text stands there in a
+    message that is not the assistant's.
     """
     gone_on_from = {woven.above for woven in calls}
     gone_on_from |= {woven.base for woven in calls if woven.keeps_prompt}
     found = set()
     for position, woven in enumerate(calls):
-        if woven.base is None or woven.keeps_prompt or woven.purpose is not CallPurpose.MAIN:
+        own = woven.purpose is CallPurpose.MAIN and woven in gone_on_from
+        if not own or woven.base is None or woven.keeps_prompt:
             continue
         text = "\n".join(_words_of_others(woven.recorded.call))
         for earlier in calls[max(0, position - _LATEST) : position]:

@@ -258,9 +258,15 @@ def _arrays(piece: Piece, view: _View) -> SegmentTokens:
 def _policy_runs(piece: Piece) -> tuple[PolicyRun, ...]:
     runs = []
     for woven in piece.calls:
-        policy = woven.recorded.call.policy
+        call = woven.recorded.call
+        policy = call.policy
         assert policy is not None, "calls without a policy are dropped"
-        runs.append(PolicyRun(start=woven.start, length=woven.length, **policy.model_dump()))
+        if not call.version_spans:
+            runs.append(PolicyRun(start=woven.start, length=woven.length, **policy.model_dump()))
+        for span in call.version_spans:
+            exact = {"version_low": span.version, "version_high": span.version}
+            fields = {**policy.model_dump(), **exact}
+            runs.append(PolicyRun(start=woven.start + span.start, length=span.length, **fields))
     return tuple(runs)
 
 

@@ -17,8 +17,9 @@ class Lines:
 
     A piece that rewrites its past stays in the line, unless others of the line went on after it began:
     then it is another conversation that shares an opening. Of the lines that nobody declared, the first
-    that is a dialogue is the main one, since a subagent begins after the agent that asks for it. A line
-    that never went on (a title, a summary) is auxiliary, any other a subagent's.
+    that is a dialogue is the main one, since a subagent begins after the agent that asks for it; and so is
+    a dialogue that begins once the main one is over for good, since who asks a subagent waits for it. A
+    line that never went on (a title, a summary) is auxiliary, any other a subagent's.
     """
 
     def __init__(self, pieces: Sequence[Piece], calls: Sequence[Woven], asides: Collection[Woven]) -> None:
@@ -96,11 +97,11 @@ class Lines:
             line: role for line, own in members.items() if (role := self._declared(own[0].head)) is not None
         }
         dialogues = [line for line, own in members.items() if line not in declared and _is_dialogue(own)]
-        main = dialogues[0] if dialogues else _longest(members, declared)
+        main = _one_after_another([members[line] for line in dialogues]) or _longest(members, declared)
         roles = {}
-        for line in members:
+        for line, own in members.items():
             shape = SegmentRole.SUBAGENT if line in dialogues else SegmentRole.AUXILIARY
-            roles[line] = SegmentRole.MAIN if line == main else declared.get(line, shape)
+            roles[line] = SegmentRole.MAIN if own[0] in main else declared.get(line, shape)
         return roles
 
     def _declared(self, head: Woven) -> SegmentRole | None:
@@ -123,6 +124,23 @@ def _is_dialogue(pieces: Sequence[Piece]) -> bool:
     return len(prompts) > 1
 
 
-def _longest(members: dict[int, list[Piece]], declared: Collection[int]) -> int | None:
-    able = [line for line in members if line not in declared]
-    return max(able, key=lambda line: (max(len(p.ids) for p in members[line]), -line), default=None)
+def _one_after_another(lines: Sequence[Sequence[Piece]]) -> set[Piece]:
+    """The first pieces of the line that began first and of each that began when those before were over."""
+    found: set[Piece] = set()
+    over = -1
+    for pieces in sorted(lines, key=_first_call):
+        if _first_call(pieces) > over:
+            found.add(pieces[0])
+            over = max(woven.call_index for piece in pieces for woven in piece.calls)
+    return found
+
+
+def _first_call(pieces: Sequence[Piece]) -> int:
+    return min(piece.head.call_index for piece in pieces)
+
+
+def _longest(members: dict[int, list[Piece]], declared: Collection[int]) -> set[Piece]:
+    """The first piece of the longest line that nobody declared."""
+    able = [pieces for line, pieces in members.items() if line not in declared]
+    longest = max(able, key=lambda pieces: max(len(piece.ids) for piece in pieces), default=())
+    return set(longest[:1])

@@ -193,6 +193,20 @@ def test_subagent_that_does_most_of_the_work_does_not_become_the_main_line() -> 
     ]
 
 
+def test_dialogue_that_begins_when_the_main_one_is_over_is_the_agents_own() -> None:
+    # A history compacted to little more than a short system prompt, or an agent of several acts.
+    built = build(
+        [
+            call(0, [9, *range(100, 140)], [1]),
+            call(1, [9, *range(100, 140), 1, 2], [3]),
+            call(2, [9, *range(200, 220)], [4]),
+            call(3, [9, *range(200, 220), 4, 5], [6]),
+        ]
+    )
+    assert [segment.role for segment in built.segments] == [SegmentRole.MAIN] * 2
+    assert built.trained_tokens == 4
+
+
 def test_retried_title_does_not_become_the_main_line() -> None:
     built = build(
         [call(0, [50], [52]), call(1, [50], [53]), call(2, [1, 2], [3]), call(3, [1, 2, 3, 4], [5])]
