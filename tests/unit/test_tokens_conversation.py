@@ -450,3 +450,32 @@ def test_whatever_an_agent_does_the_prompt_says_what_it_sent(
             assert continues(prompt, session.sequence(prompt.from_call))
         if kind != "retry":
             messages = copy.deepcopy([*messages, sent_back(reply), *results(reply)])
+
+
+@pytest.mark.parametrize("place", [2, 3, 4])
+def test_a_late_edit_leaves_what_precedes_it_as_it_was_sampled(place: int) -> None:
+    session = Session(family("qwen3", ALL))
+    messages = list(START)
+    for _ in range(6):
+        _, reply = session.ask(messages, thought="", said="Some words of a reply.")
+        messages += [sent_back(reply), *results(reply)]
+    # A result is cleared, as agents do with old ones; replies behind it are rendered.
+    at = [index for index, message in enumerate(messages) if message["role"] == "tool"][place]
+    messages[at] = {**messages[at], "content": "[cleared]"}
+    prompt, _ = session.ask(messages)
+    assert (prompt.how, prompt.why) == (How.RENDERED, Why.HISTORY_REWRITTEN)
+    assert prompt.ids[: len(session.sequence(place))].tolist() == session.sequence(place)
+    canonical = session.renderer.render(messages, TOOLS)
+    assert session.renderer.tokenizer.decode(prompt.ids.tolist()) == session.renderer.tokenizer.decode(
+        canonical
+    )
+    assert prompt.ids.tolist() != canonical
+
+
+def test_a_reply_is_spliced_whole_or_not_at_all() -> None:
+    session = Session(family("qwen3", ALL), seed=3)
+    _, reply = session.ask(START, calls=0, thought="", said="One two three four five six.")
+    edited = {**sent_back(reply), "content": "One two three four five 6."}
+    prompt, _ = session.ask([*START, edited, {"role": "user", "content": "go on"}])
+    canonical = session.renderer.render([*START, edited, {"role": "user", "content": "go on"}], TOOLS)
+    assert prompt.ids.tolist() == canonical

@@ -2,8 +2,9 @@
 
 from hpcroll.gateway.tokens.conversation import How, Rendered, TokenConversation, Why
 from hpcroll.gateway.tokens.messages import CannotRenderError
-from hpcroll.gateway.tokens.renderer import TokenRenderer
+from hpcroll.gateway.tokens.renderer import TokenRenderer, load_renderer
 from hpcroll.gateway.tokens.stream import Finished, ReplyStream
+from hpcroll.gateway.tokens.turn import TokenTurn
 
 __all__ = [
     "CannotRenderError",
@@ -13,5 +14,7 @@ __all__ = [
     "ReplyStream",
     "TokenConversation",
     "TokenRenderer",
+    "TokenTurn",
     "Why",
+    "load_renderer",
 ]

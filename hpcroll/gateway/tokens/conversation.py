@@ -17,6 +17,7 @@ from hpcroll.contract import Ids
 from hpcroll.gateway.chat import Message
 from hpcroll.gateway.tokens.messages import call_ids, differences, plain_message
 from hpcroll.gateway.tokens.renderer import TokenRenderer
+from hpcroll.gateway.tokens.splice import splice
 from hpcroll.gateway.tokens.stream import Finished, ReplyStream
 from hpcroll.trajectory import common_length
 
@@ -33,7 +34,7 @@ class How(StrEnum):
     REPEATED = "repeated"
     """The very prompt of an earlier call with the same messages."""
     RENDERED = "rendered"
-    """The whole list of messages was rendered."""
+    """The whole list of messages was rendered; what comes before the change stands in recorded ids."""
 
 
 class Why(StrEnum):
@@ -126,6 +127,16 @@ class _Turn:
             need, turn = min(need, turn.keep), turn.base
         return np.concatenate([_NONE, *reversed(pieces)])
 
+    def runs(self, length: int) -> list[tuple[int, int]]:
+        """Where sampled ids stand in `ids(length)`: [start, end), ascending."""
+        runs = []
+        turn: _Turn | None = self
+        while turn is not None and length > 0:
+            if length > turn.length and len(turn.sampled):
+                runs.append((turn.length, min(length, turn.length + len(turn.sampled))))
+            length, turn = min(length, turn.keep), turn.base
+        return runs[::-1]
+
 
 class TokenConversation:
     """What one session's agent was told, as ids; any number of conversations side by side.
@@ -142,6 +153,11 @@ class TokenConversation:
         self._latest: deque[_Turn] = deque(maxlen=_LISTS)
         self._lock = threading.Lock()
 
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Tokens that end a reply."""
+        return self._renderer.stop_ids
+
     def prompt(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), *, call_index: int
     ) -> Rendered:
@@ -150,8 +166,19 @@ class TokenConversation:
         Where the messages begin with those of a recorded call and the reply it gave, the prompt begins with
         the ids of that call, sampled ones included. Raises `CannotRenderError`; then nothing is remembered.
         """
+        kit = _digest(list(tools))
         with self._lock:
-            return self._prompt(messages, tools, call_index)
+            walk = self._walk(messages)
+            earlier = walk.latest_call(kit) if walk.known == len(walk.plain) else None
+        source: _Turn | None
+        if earlier is not None:
+            ids, how, source = earlier.ids(), How.REPEATED, earlier
+        elif (bridged := self._bridge(walk, kit, tools)) is not None:
+            ids, how, source = bridged, How.BRIDGED, walk.latest_reply()[1]
+        else:
+            ids, how, source = self._render(walk, tools), How.RENDERED, None
+        with self._lock:
+            return self._remember(walk, kit, call_index, ids, how, source)
 
     def stream(
         self, rendered: Rendered, tools: Sequence[Any] = (), *, stop: Sequence[str] = ()
@@ -160,9 +187,10 @@ class TokenConversation:
         return ReplyStream(self._renderer, rendered.ids, tools, stop=stop)
 
     def reply(self, rendered: Rendered, finished: Finished) -> None:
-        """Remembers what was sampled and the message that the agent was shown of it.
+        """Remembers what was sampled and the message that the agent is shown of it.
 
-        Once per call, and not for a call whose reply the agent never saw whole.
+        Once per call, before the agent has the reply's end, since it may go on at once; not for a call whose
+        reply the agent will never see whole.
         """
         turn = rendered.turn
         with self._lock:
@@ -174,48 +202,34 @@ class TokenConversation:
         """How many tokens the prompt would have if it were rendered; nothing is remembered."""
         return len(self._renderer.render(messages, tools))
 
-    def _prompt(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], call_index: int
-    ) -> Rendered:
-        walk = self._walk(messages)
-        kit = _digest(list(tools))
-        if walk.known == len(walk.plain):
-            for turn in reversed(walk.nodes[-1].turns):
-                if turn.tools == kit:
-                    return self._remember(walk, kit, call_index, turn.ids(), How.REPEATED, turn)
+    def _bridge(self, walk: _List, kit: bytes, tools: Sequence[Any]) -> Ids | None:
         start, base = walk.latest_reply()
-        if base is not None and base.tools == kit and start < len(walk.plain):
-            new = walk.plain[start:]
-            if not any(message["role"] == "assistant" for message in new):
-                whole = base.ids(base.length + len(base.sampled))
-                added = self._renderer.bridge(
-                    whole[: base.length], base.sampled, new, before=walk.plain[:start], tools=tools
-                )
-                if added is not None:
-                    ids = np.concatenate([whole, np.asarray(added, dtype=np.uint32)])
-                    return self._remember(walk, kit, call_index, ids, How.BRIDGED, base)
-        why, detail = self._explain(walk, kit, start, base)
+        new = walk.plain[start:]
+        if base is None or base.tools != kit or not new or any(item["role"] == "assistant" for item in new):
+            return None
+        whole = base.ids(base.length + len(base.sampled))
+        added = self._renderer.bridge(
+            whole[: base.length], base.sampled, new, before=walk.plain[:start], tools=tools
+        )
+        return None if added is None else np.concatenate([whole, np.asarray(added, dtype=np.uint32)])
+
+    def _render(self, walk: _List, tools: Sequence[Any]) -> Ids:
         ids = np.asarray(self._renderer.render_plain(walk.plain, tools), dtype=np.uint32)
-        return self._remember(walk, kit, call_index, ids, How.RENDERED, None, why, detail)
+        if (near := walk.nearest()) is None:
+            return ids
+        # What the agent did not touch stays as it was sampled: the record forks as late as it can.
+        length = near.length + len(near.sampled)
+        return splice(near.ids(length), ids, self._renderer.tokenizer, near.runs(length))
 
     def _remember(
-        self,
-        walk: _List,
-        kit: bytes,
-        call_index: int,
-        ids: Ids,
-        how: How,
-        source: _Turn | None,
-        why: Why | None = None,
-        detail: str = "",
+        self, walk: _List, kit: bytes, call_index: int, ids: Ids, how: How, source: _Turn | None
     ) -> Rendered:
+        why, detail = (None, "") if source is not None else self._explain(walk, kit)
         base: _Turn | None
-        if how is How.BRIDGED and source is not None:
-            base, keep = source, source.length + len(source.sampled)
-        elif how is How.REPEATED and source is not None:
-            base, keep = source, source.length
-        else:
+        if source is None:
             base, keep = self._closest(ids)
+        else:
+            base, keep = source, source.length + (len(source.sampled) if how is How.BRIDGED else 0)
         turn = _Turn(call_index, kit, base, keep, ids[keep:].copy())
         walk.extend()
         walk.nodes[-1].turns.append(turn)
@@ -253,8 +267,9 @@ class TokenConversation:
             walk.nodes.append(node)
         return walk
 
-    def _explain(self, walk: _List, kit: bytes, start: int, base: _Turn | None) -> tuple[Why, str]:
+    def _explain(self, walk: _List, kit: bytes) -> tuple[Why, str]:
         """Why no recorded call can be gone on from."""
+        start, base = walk.latest_reply()
         new = walk.plain[start:]
         strange = next((start + at for at, item in enumerate(new) if item["role"] == "assistant"), None)
         if strange is None:
@@ -300,6 +315,17 @@ class _List:
             if (turn := self.nodes[index].reply_of) is not None:
                 return index, turn
         return 0, None
+
+    def latest_call(self, tools: bytes) -> _Turn | None:
+        """The latest call that asked with these messages and tools."""
+        return next((turn for turn in reversed(self.nodes[-1].turns) if turn.tools == tools), None)
+
+    def nearest(self) -> _Turn | None:
+        """The call that shares most messages with the list."""
+        for node in reversed(self.nodes):
+            if (turn := node.turns[-1] if node.turns else node.reply_of) is not None:
+                return turn
+        return None
 
     def extend(self) -> None:
         """Makes the messages known that are not yet."""

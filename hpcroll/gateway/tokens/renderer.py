@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcroll.config import ModelConfig, ModelMode
 from hpcroll.contract import Ids, canonical_json, sha256_hex
 from hpcroll.errors import ConfigError
 from hpcroll.gateway.chat import Message, assistant_message
@@ -279,3 +280,16 @@ def _arguments_text(arguments: Any) -> str | None:
     except (ValueError, RecursionError):
         return None
     return text
+
+
+def load_renderer(config: ModelConfig) -> TokenRenderer | None:
+    """The renderer of mode `tokens`, None in mode `chat`; raises `ConfigError` where it cannot be had."""
+    if config.mode is not ModelMode.TOKENS or config.tokens is None:
+        return None
+    settings = config.tokens
+    return TokenRenderer.load(
+        settings.tokenizer,
+        renderer=settings.renderer,
+        options=settings.options,
+        thinking_retention=settings.thinking_retention,
+    )
