@@ -117,7 +117,7 @@ def _facts(trajectory: Trajectory) -> Table:
     rows = row_stats(trajectory)
     table.add_row(
         "tokens",
-        f"{rows.stored_tokens} in {rows.segments} segments ({rows.distinct_tokens} distinct), "
+        f"{rows.stored_tokens} in the segments, {rows.distinct_tokens} of them distinct, "
         f"{rows.sampled_tokens} sampled, {rows.trained_tokens} trained, {rows.dropped_tokens} dropped",
     )
     table.add_row("rows", f"{rows.merged_rows} to train on, {rows.call_rows} with one for each call")

@@ -98,7 +98,7 @@ def _message(message: JsonValue, role: str) -> Iterator[Text]:
 def _said(role: str, text: str, *, note: str = "", style: str = "") -> Text:
     said = Text(f"  {clean(role)}{note}", style=_ROLE_STYLES.get(role, "bold"))
     for line in _cut(clean(text)).splitlines():
-        said.append(f"\n    {line}", style=style or "none")
+        said.append(f"\n    {line}" if line else "\n", style=style or "none")
     return said
 
 
@@ -127,10 +127,13 @@ def _arguments(arguments: JsonValue) -> str:
 
 
 def _action(action: Action) -> Text:
-    how = "timed out" if action.timed_out else f"exit {action.exit_code}"
-    cut = ", output cut" if action.output_truncated else ""
-    size = f"{action.output_bytes} bytes of output{cut}"
-    line = f"  action {clean(action.name)}: {action.duration_s:.2f} s, {how}, {size}"
+    parts = [f"{action.duration_s:.2f} s"]
+    if action.timed_out:
+        parts.append("timed out")
+    elif action.exit_code is not None:
+        parts.append(f"exit {action.exit_code}")
+    parts.append(f"{action.output_bytes} bytes of output{', cut' if action.output_truncated else ''}")
+    line = f"  action {clean(action.name)}: {', '.join(parts)}"
     return Text(line, style="red" if action.timed_out or action.exit_code else "dim")
 
 
