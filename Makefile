@@ -23,11 +23,13 @@ demo: $(VENV)/.installed ## rollouts on this machine, from submit to the trainer
 
 test: ## install what the tests need, then run them on a real cluster
 	tests/setup/install
+	tests/setup/install-agents
 	tests/setup/run-tests $(PARALLEL) -m 'not full'
 
 test-full: ## the slower proofs too
 	tests/setup/install
 	tests/setup/install-engine
+	tests/setup/install-agents all
 	tests/setup/run-tests $(PARALLEL)
 
 lint: $(VENV)/.installed ## ruff, mypy, import-linter

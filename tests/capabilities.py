@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 IMAGES = Path(os.environ.get("HPCROLL_TEST_IMAGES", "/var/lib/hpcroll-test/images"))
+AGENTS = Path(os.environ.get("HPCROLL_TEST_AGENTS", "/var/lib/hpcroll-test/agents"))
 ENGINE = Path("/var/lib/hpcroll-test/engine")
+AGENT_STORE = Path(os.environ.get("HPCROLL_TEST_AGENTS", "/var/lib/hpcroll-test/agents"))
 SFTP_SERVER = Path("/usr/lib/openssh/sftp-server")
 TASK_DATA = Path(os.environ.get("HPCROLL_TASK_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
@@ -39,6 +41,19 @@ def _engine() -> str | None:
     return None if stamp.exists() else f"no inference engine at {ENGINE} (tests/setup/install-engine)"
 
 
+def _agent(name: str) -> str | None:
+    try:
+        find(AGENT_STORE, name, catalogue.program(name).version)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def _agent(*names: str) -> str | None:
+    lacks = [name for name in names if not any(AGENTS.glob(f"{name}-*.tar.zst"))]
+    return f"no {', '.join(lacks)} in {AGENTS} (tests/setup/install-agents NAME)" if lacks else None
+
+
 def _task_data() -> str | None:
     return None if TASK_DATA.is_dir() else f"no folder {TASK_DATA} (set HPCROLL_TASK_DATA)"
 
@@ -57,6 +72,7 @@ def _sharedfs() -> str | None:
 
 _PROBES: dict[str, Callable[[], str | None]] = {
     "slurm": _slurm,
+    "agents": lambda: _agent("pi", "mini_swe_agent"),
     "apptainer": _apptainer,
     "bwrap": _userns,
     "engine": _engine,
@@ -68,8 +84,9 @@ _PROBES: dict[str, Callable[[], str | None]] = {
 
 @cache
 def missing(capability: str) -> str | None:
-    """Why `capability` is not there; None where it is."""
-    return _PROBES[capability]()
+    """Why `capability` is not there; None where it is. `agent:NAME` is an installed agent program."""
+    kind, _, name = capability.partition(":")
+    return _agent(name) if kind == "agent" else _PROBES[capability]()
 
 
 def need(capability: str) -> None:

