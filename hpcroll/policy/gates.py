@@ -64,16 +64,23 @@ class GateWatch:
         self._paths = paths
         self._clock = clock
         self._beats: dict[str, tuple[bytes | None, float]] = {}
+        self._acted: tuple[int, set[str]] = (0, set())
+        """The serial of the pause that was asked about last, and who has acted on it: that stays so."""
 
     def waiting(self, pause: Pause) -> dict[str, str]:
         """Live workers that have yet to act on `pause`, with what is missing; empty once all have."""
+        if self._acted[0] != pause.serial:
+            self._acted = (pause.serial, set())
+        acted = self._acted[1]
         missing = {}
         for incarnation in self._listed():
-            report = self._read(incarnation)
+            report = self._read(incarnation) if incarnation not in acted else None
             if report is None:
                 continue
             because = _missing(report, pause)
-            if because is not None and not self._is_gone(report):
+            if because is None:
+                acted.add(incarnation)
+            elif not self._is_gone(report):
                 missing[incarnation] = because
         return missing
 

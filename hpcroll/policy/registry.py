@@ -19,7 +19,8 @@ from hpcroll.policy.pauses import Pause, PauseMode, Pauses
 
 TRAINER = "trainer"
 """Whose pause it is where nobody says."""
-_LOOK_S = 0.2
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.1, 1.0
+"""Seconds between two looks at the gates, growing: each is a listing, and a read per worker waited for."""
 _SEEN_S = 15.0
 """Seconds that gateways get to see a pause, on top of what calls in flight get."""
 
@@ -145,10 +146,12 @@ class PolicyRegistry:
             raise ConfigError(f"max_s {max_s:g} must exceed drain_s {drain_s:g}: the pause would end first")
         pause = self._pauses.put(name, mode=PauseMode(mode), drain_s=drain_s, max_s=max_s)
         end = time.monotonic() + (drain_s + _SEEN_S if timeout_s is None else timeout_s)
+        look_s = _FIRST_LOOK_S
         while (waiting := self._gates.waiting(pause)) and time.monotonic() < end:
             if self._pauses.read().find(name) != pause:
                 raise ConfigError(f"pause {name!r} was lifted or renewed by somebody else; pause again")
-            time.sleep(min(_LOOK_S, max(end - time.monotonic(), 0.0)))
+            time.sleep(min(look_s, max(end - time.monotonic(), 0.0)))
+            look_s = min(look_s * 1.5, _LONGEST_LOOK_S)
         return PauseOutcome(pause, waiting)
 
     def resume(self, name: str | None = TRAINER) -> bool:
