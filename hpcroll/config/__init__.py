@@ -3,11 +3,13 @@
 from hpcroll.config.load import load_config, parse_config
 from hpcroll.config.models import (
     AttemptCaps,
+    EngineKind,
     EvaluationConfig,
     HarnessConfig,
     LaunchConfig,
     LeaseConfig,
     ModelConfig,
+    ModelMode,
     RunConfig,
     SamplingConfig,
     SandboxConfig,
@@ -18,15 +20,18 @@ from hpcroll.config.models import (
     StartLimits,
     Strict,
     TimeoutRule,
+    TokensConfig,
 )
 
 __all__ = [
     "AttemptCaps",
+    "EngineKind",
     "EvaluationConfig",
     "HarnessConfig",
     "LaunchConfig",
     "LeaseConfig",
     "ModelConfig",
+    "ModelMode",
     "RunConfig",
     "SamplingConfig",
     "SandboxConfig",
@@ -37,6 +42,7 @@ __all__ = [
     "StartLimits",
     "Strict",
     "TimeoutRule",
+    "TokensConfig",
     "load_config",
     "parse_config",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
 
@@ -53,6 +53,37 @@ class SeedPolicy(StrEnum):
     """The agent's, where it sends one."""
 
 
+class ModelMode(StrEnum):
+    """Who turns messages into token ids, and ids into messages."""
+
+    CHAT = "chat"
+    """The inference server, by its chat template."""
+    TOKENS = "tokens"
+    """The gateway: ids go out and come back, and a turn goes on from the very ids that were sampled."""
+
+
+class EngineKind(StrEnum):
+    """The API that an inference server speaks."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+
+
+class TokensConfig(Strict):
+    """Mode `tokens`: how the gateway renders messages and reads replies."""
+
+    tokenizer: str = Field(min_length=1)
+    """Directory with a `tokenizer.json`, such a file, or a model's name on the hub."""
+    renderer: str = "auto"
+    """Model family, as the `renderers` package names it; `auto` finds it by the name on the hub."""
+    thinking_retention: Literal["tool_cycle", "all"] | None = None
+    """How long thinking stays in the context: until the next user message, or for good; null: the family's."""
+    options: Options = Field(default_factory=dict)
+    """The renderer's own options (`enable_thinking`, ...)."""
+    scale_out: bool = False
+    """Ask vLLM at /inference/v1/generate, which says which weights sampled which token."""
+
+
 class ModelConfig(Strict):
     """The policy that is sampled, and how."""
 
@@ -62,8 +93,14 @@ class ModelConfig(Strict):
     """Model name that the inference server expects; `name` where absent."""
     endpoints: tuple[str, ...] = ()
     """Base URLs of inference servers, besides those that `hpcroll endpoint` registers."""
+    engine: EngineKind = EngineKind.VLLM
+    """What the servers of `endpoints` speak; registered ones say it themselves."""
     api_key_env: str | None = None
     """Environment variable that holds the servers' API key."""
+    mode: ModelMode = ModelMode.CHAT
+    """Who renders: the inference server, or the gateway."""
+    tokens: TokensConfig | None = None
+    """Required in mode `tokens`."""
     sampling: SamplingConfig = SamplingConfig()
     """Forced on every call, whatever the agent or the server's defaults say."""
     seeds: SeedPolicy = SeedPolicy.RANDOM
@@ -80,6 +117,12 @@ class ModelConfig(Strict):
     """Also train on calls whose log-probabilities are not those of their sampling distribution."""
     train_roles: tuple[SegmentRole, ...] = (SegmentRole.MAIN,)
     """Roles of segments that are trained on; the others are recorded all the same."""
+
+    @model_validator(mode="after")
+    def _tokens_has_its_settings(self) -> Self:
+        if self.mode is ModelMode.TOKENS and self.tokens is None:
+            raise ValueError("mode tokens needs tokens.tokenizer (and tokens.renderer)")
+        return self
 
 
 class HarnessConfig(Strict):

@@ -12,8 +12,10 @@ from hpcroll.contract.call import (
     LogprobKind,
     PolicyId,
     RecordedCall,
+    Rendering,
     Sampling,
     Usage,
+    VersionSpan,
 )
 from hpcroll.contract.schema import Frozen, Record, canonical_json, parse_version, sha256_hex
 from hpcroll.contract.status import EndReason, FailureClass, Stage, Status, StopReason
@@ -63,6 +65,7 @@ __all__ = [
     "PolicyRun",
     "Record",
     "RecordedCall",
+    "Rendering",
     "Resources",
     "Rollout",
     "RolloutRef",
@@ -82,6 +85,7 @@ __all__ = [
     "TrajectoryRecord",
     "Usage",
     "Verdict",
+    "VersionSpan",
     "canonical_json",
     "group_id",
     "parse_version",

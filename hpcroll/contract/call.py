@@ -106,6 +106,27 @@ class Latency(Frozen):
     total_s: float = 0.0
 
 
+class Rendering(Frozen):
+    """How the prompt of a call came about, where the gateway rendered it."""
+
+    how: str
+    """`bridged`: an earlier call's prompt and samples, then the new messages; `repeated`: an earlier call's
+    prompt; `rendered`: from the messages."""
+    from_call: int | None = None
+    """`call_index` of that earlier call."""
+    why: str | None = None
+    """Why it was rendered and not bridged."""
+    detail: str = ""
+
+
+class VersionSpan(Frozen):
+    """Sampled ids [start, start + length) of a call come from this version of the weights."""
+
+    start: int = Field(ge=0)
+    length: int = Field(ge=1)
+    version: int = Field(ge=0)
+
+
 class Call(Record):
     """One model call without its token arrays (those are in `CallTokens`)."""
 
@@ -131,6 +152,10 @@ class Call(Record):
     usage: Usage = Usage()
     logprob_kind: LogprobKind = LogprobKind.NONE
     policy: PolicyId | None = None
+    version_spans: tuple[VersionSpan, ...] = ()
+    """Which version sampled which ids, all of them and in order, where the engine said so."""
+    rendering: Rendering | None = None
+    """None where the inference server rendered."""
     purpose: CallPurpose = CallPurpose.MAIN
     messages_from: int = Field(default=0, ge=0)
     """The request repeats the first `messages_from` messages of the rollout's message list so far."""

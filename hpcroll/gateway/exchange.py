@@ -14,9 +14,9 @@ from hpcroll.contract import Call, Latency, PolicyId, RecordedCall, StopReason
 from hpcroll.errors import ModelError, SpoolError
 from hpcroll.gateway.admission import CallCutError
 from hpcroll.gateway.attribution import served_by
-from hpcroll.gateway.chat import ChatRequest
+from hpcroll.gateway.chat import ChatRequest, Delta
+from hpcroll.gateway.engines import engine_of
 from hpcroll.gateway.engines.base import Part, Question, Reading
-from hpcroll.gateway.engines.chat import ChatEngine
 from hpcroll.gateway.outlet import AgentGoneError, Outlet
 from hpcroll.gateway.overflow import is_overflow, read_lengths
 from hpcroll.gateway.refusal import Lengths, Refusal, bad_request, not_recorded, upstream_failed
@@ -24,6 +24,7 @@ from hpcroll.gateway.reply import ReplyReader
 from hpcroll.gateway.sampling import force_sampling
 from hpcroll.gateway.session import GatewaySession
 from hpcroll.gateway.sse import events
+from hpcroll.gateway.tokens import CannotRenderError, TokenTurn
 from hpcroll.gateway.upstream import Accepted, Upstream, UpstreamRefusal
 
 _AGENT_GONE = "the agent went away before the reply was complete"
@@ -52,8 +53,9 @@ class Exchange:
         self._started = time.monotonic()
         self._first_token_s: float | None = None
         self._accepted: Accepted | None = None
-        self._engine = ChatEngine()
         self._reply = ReplyReader()
+        self._turn = session.token_turn(request, self._ticket)
+        """In mode `tokens`."""
 
     async def run(self) -> web.StreamResponse:
         """Returns the response, sent or to be sent, once the call is recorded.
@@ -70,6 +72,8 @@ class Exchange:
             refusal = await self._record(refusal)
             if refusal is not None:
                 return await self._outlet.refuse(refusal)
+            if self._turn is not None:
+                self._turn.shown()
             return await self._outlet.finish(self._reply.reply())
         except AgentGoneError:
             # The connection is closed; what is returned goes nowhere.
@@ -119,16 +123,32 @@ class Exchange:
             self._session.error = None
         return refusal
 
+    async def _render(self, turn: TokenTurn) -> None:
+        try:
+            await turn.render(stop=self._sampling.stop or ())
+        except CannotRenderError as error:
+            raise bad_request(str(error)) from error
+        self._reply.expect(turn.prompt_ids)
+        found, longest = len(turn.prompt_ids), self._config.context_tokens
+        if found >= longest:
+            message = f"the prompt is {found} tokens long; the maximum context length is {longest} tokens"
+            self._session.refuse(StopReason.CONTEXT_LIMIT, message, Lengths(longest, found))
+        room = min(self._sampling.max_tokens or longest, longest - found)
+        self._sampling = self._sampling.model_copy(update={"max_tokens": room})
+
     async def _obtain(self) -> None:
+        if self._turn is not None:
+            await self._render(self._turn)
         accepted = self._accepted = await self._send()
         where = accepted.upstream.base_url
-        reading = self._engine.reading(stream=self._request.stream)
+        engine = engine_of(accepted.upstream.kind, self._config)
+        reading = engine.reading(stream=self._request.stream)
         try:
             self._reply.take_headers(accepted.response.headers)
             if self._request.stream:
                 await self._read_stream(accepted, reading)
             else:
-                self._reply.take(reading.take(from_json(await accepted.response.read())))
+                await self._take(reading.take(from_json(await accepted.response.read())))
         except aiohttp.ClientError as error:
             raise ModelError(f"{where} broke off its reply: {type(error).__name__}: {error}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -138,6 +158,8 @@ class Exchange:
         finally:
             accepted.release()
         self._reply.check(where)
+        if self._turn is not None:
+            await self._show(self._turn.finish())
         usage = self._reply.usage()
         length, longest = usage.prompt_counted + usage.completion_counted, self._config.context_tokens
         if length > longest:
@@ -160,10 +182,13 @@ class Exchange:
 
     async def _send_once(self) -> Accepted:
         question = Question(self._request, self._sampling)
+        if self._turn is not None:
+            question = replace(question, prompt_ids=self._turn.prompt_ids, stop_ids=self._turn.stop_ids)
 
         def ask(upstream: Upstream) -> tuple[str, bytes]:
+            engine = engine_of(upstream.kind, self._config)
             name = upstream.served_name or self._config.served_name or self._config.name
-            return self._engine.path, self._engine.body(question, model=name)
+            return engine.path, engine.body(question, model=name)
 
         return await self._session.services.pool.send(ask, session=self._session.name)
 
@@ -180,8 +205,15 @@ class Exchange:
         if self._first_token_s is None and len(part.ids):
             self._first_token_s = time.monotonic() - self._started
         self._reply.take(part)
-        if part.delta:
+        if self._turn is not None:
+            await self._show(self._turn.feed(part.ids))
+        elif part.delta:
             await self._outlet.forward(part.delta, self._reply.prompt_tokens)
+
+    async def _show(self, delta: Delta) -> None:
+        self._reply.show(delta)
+        if delta and self._request.stream:
+            await self._outlet.forward(delta, self._reply.prompt_tokens)
 
     def _translate(self, refusal: UpstreamRefusal) -> Refusal:
         if is_overflow(refusal):
@@ -220,6 +252,8 @@ class Exchange:
             usage=reply.usage(),
             logprob_kind=reply.logprob_kind,
             policy=self._policy(),
+            version_spans=reply.version_spans,
+            rendering=self._turn.rendering if self._turn is not None else None,
             purpose=request.purpose,
             messages_from=self._ticket.messages_from,
             messages=request.messages[self._ticket.messages_from :],

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from hpcroll.contract import CallTokens, Ids, LogprobKind, Usage
+from hpcroll.contract import CallTokens, Ids, LogprobKind, Usage, VersionSpan
 from hpcroll.errors import ModelError
-from hpcroll.gateway.chat import Message, MessageBuilder, Reply
+from hpcroll.gateway.chat import Delta, Message, MessageBuilder, Reply
 from hpcroll.gateway.engines.base import Part, decimal
 
 _HINT = "the server must honour return_token_ids and logprobs, see docs/reference/gateway.md"
@@ -33,6 +33,11 @@ class ReplyReader:
         self._message: Message | None = None
         self._builder = MessageBuilder()
         self._entries: list[Mapping[str, Any]] = []
+        self._spans: tuple[VersionSpan, ...] = ()
+
+    def expect(self, prompt_ids: Ids) -> None:
+        """The prompt that the engine is given, where it is given ids."""
+        self._prompt_ids = prompt_ids
 
     def take_headers(self, headers: Mapping[str, str]) -> None:
         """Reads the policy version and the kind of log-probabilities that headers name."""
@@ -45,15 +50,30 @@ class ReplyReader:
         """Adds the whole reply, or its next part."""
         self.versions += part.versions
         self._usage = part.usage or self._usage
-        if part.prompt_ids and self._prompt_ids is None:
-            self._prompt_ids = _ids(part.prompt_ids)
+        if part.prompt_ids:
+            self._take_prompt(_ids(part.prompt_ids))
         self._sampled_ids += _checked(part.ids)
         self._logprobs += part.logprobs
         self.finish_reason = part.finish_reason or self.finish_reason
         self._message = part.message or self._message
         self._entries += part.entries
+        self._spans = part.spans or self._spans
         if part.delta is not None:
             self._builder.add(part.delta)
+
+    def show(self, delta: Delta) -> None:
+        """Adds what the gateway itself read from the ids."""
+        self._builder.add(delta)
+
+    @property
+    def version_spans(self) -> tuple[VersionSpan, ...]:
+        """Which version sampled which ids; empty unless the engine said so of every id."""
+        end = 0
+        for span in self._spans:
+            if span.start != end:
+                return ()
+            end += span.length
+        return self._spans if end == len(self._sampled_ids) else ()
 
     @property
     def message(self) -> Message:
@@ -64,6 +84,12 @@ class ReplyReader:
     def logprob_kind(self) -> LogprobKind:
         """Of which distribution: RAW, as engines return by default, unless the engine says otherwise."""
         return self._kind if self._logprobs else LogprobKind.NONE
+
+    def _take_prompt(self, ids: Ids) -> None:
+        if self._prompt_ids is None:
+            self._prompt_ids = ids
+        elif not np.array_equal(self._prompt_ids, ids):
+            raise ValueError("prompt_token_ids that are not the prompt's")
 
     def tokens(self) -> CallTokens:
         """The tokens so far; a missing log-probability is NaN."""

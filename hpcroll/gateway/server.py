@@ -22,6 +22,7 @@ from hpcroll.gateway.journal import Journal
 from hpcroll.gateway.outlet import Outlet, refuse
 from hpcroll.gateway.refusal import Refusal, bad_request, wrong_key
 from hpcroll.gateway.session import GatewaySession, Services
+from hpcroll.gateway.tokens import load_renderer
 from hpcroll.gateway.upstream import Upstream, UpstreamPool
 from hpcroll.plugins import Family, known
 
@@ -41,6 +42,8 @@ class Gateway:
     `upstreams` lists the inference servers that are there now, besides `config.endpoints`, and must not
     block; `policy` is what the registry knows; `admission` is the gate that every try of a call passes,
     driven by whoever watches the registry. The journal is opened and closed by its owner.
+
+    Raises `ConfigError` where mode `tokens` cannot render.
     """
 
     def __init__(
@@ -54,7 +57,8 @@ class Gateway:
     ) -> None:
         pool = UpstreamPool(config, upstreams)
         source = policy if isinstance(policy, PolicySource) else PolicySource(known=policy)
-        self._services = Services(config, journal, pool, source, admission or Admission())
+        renderer = load_renderer(config)
+        self._services = Services(config, journal, pool, source, admission or Admission(), renderer)
         self._dialects = [point.load()(config.name) for point in known(Family.DIALECT).values()]
         self._sessions: dict[str, GatewaySession] = {}
         self._runner: web.AppRunner | None = None
@@ -161,7 +165,7 @@ def _answering_call(route: str) -> _Answer:
 def _answering_count(route: str) -> _Answer:
     async def answer(dialect: Dialect, session: GatewaySession, http: web.Request) -> web.StreamResponse:
         request = dialect.read_count(await _read(http, route))
-        return web.json_response(dialect.count(session.count_tokens(request)))
+        return web.json_response(dialect.count(await session.count_tokens(request)))
 
     return answer
 

@@ -21,6 +21,7 @@ from hpcroll.gateway.journal import Journal
 from hpcroll.gateway.prefix import MessageList
 from hpcroll.gateway.recall import Recall
 from hpcroll.gateway.refusal import Lengths, limit_reached
+from hpcroll.gateway.tokens import TokenConversation, TokenRenderer, TokenTurn
 from hpcroll.gateway.upstream import UpstreamPool
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class Services:
     pool: UpstreamPool
     policy: PolicySource
     admission: Admission
+    renderer: TokenRenderer | None
+    """In mode `tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,8 @@ class GatewaySession:
         self._measured: tuple[ChatRequest, int] | None = None
         """The latest request that was answered, and its prompt's tokens."""
         self._messages = MessageList()
+        renderer = services.renderer
+        self._conversation = None if renderer is None else TokenConversation(renderer)
         self.recall = Recall()
         """What tool calls the agent was shown."""
         self._in_flight: set[asyncio.Task[web.StreamResponse]] = set()
@@ -155,8 +160,17 @@ class GatewaySession:
         budget = min(config.rollout_tokens - self._sampled_tokens, config.context_tokens - context)
         return Ticket(call_index, message_ticket, repeated, max(budget, 1), request)
 
-    def count_tokens(self, request: ChatRequest) -> int:
-        """About how many tokens the prompt of `request` has, by the session's calls so far."""
+    def token_turn(self, request: ChatRequest, ticket: Ticket) -> TokenTurn | None:
+        """The call in mode `tokens`; None in mode `chat`."""
+        if self._conversation is None:
+            return None
+        return TokenTurn(self._conversation, request, call_index=ticket.call_index)
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """How many tokens the prompt of `request` has; about, by the session's calls, in mode `chat`."""
+        if self._conversation is not None:
+            messages = self.recall.restore(request.messages, request.tools)
+            return await asyncio.to_thread(self._conversation.count, messages, request.tools)
         bytes_per_token = _BYTES_PER_TOKEN
         if self._measured is not None:
             measured, tokens = self._measured

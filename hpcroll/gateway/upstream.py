@@ -195,7 +195,8 @@ class UpstreamPool:
         )
 
     def _listed(self) -> list[Upstream]:
-        listed = [*map(Upstream, self._config.endpoints), *self._listing()]
+        named = (Upstream(url, kind=self._config.engine) for url in self._config.endpoints)
+        listed = [*named, *self._listing()]
         return list({upstream.root: upstream for upstream in listed}.values())
 
     def _choose(self, session: str, failed: Mapping[str, str]) -> Upstream | None:

@@ -256,17 +256,28 @@ def _arrays(piece: Piece, view: _View) -> SegmentTokens:
 
 
 def _policy_runs(piece: Piece) -> tuple[PolicyRun, ...]:
+    """One run per call, or one per version where the engine said which sampled what."""
     runs = []
     for woven in piece.calls:
-        call = woven.recorded.call
-        policy = call.policy
+        policy = woven.recorded.call.policy
         assert policy is not None, "calls without a policy are dropped"
-        if not call.version_spans:
+        named = {"policy_name": policy.policy_name, "lineage": policy.lineage}
+        spans = woven.recorded.call.version_spans
+        ends = [0, *(span.start + span.length for span in spans)]
+        # Of a reply that was cut off, the engine may not have named the last version.
+        if spans and ends == [*(span.start for span in spans), woven.length]:
+            runs += [
+                PolicyRun(
+                    start=woven.start + span.start,
+                    length=span.length,
+                    version_low=span.version,
+                    version_high=span.version,
+                    **named,
+                )
+                for span in spans
+            ]
+        else:
             runs.append(PolicyRun(start=woven.start, length=woven.length, **policy.model_dump()))
-        for span in call.version_spans:
-            exact = {"version_low": span.version, "version_high": span.version}
-            fields = {**policy.model_dump(), **exact}
-            runs.append(PolicyRun(start=woven.start + span.start, length=span.length, **fields))
     return tuple(runs)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from pydantic import BaseModel
@@ -29,9 +30,13 @@ def keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     """Every key of a config model, dotted."""
     found = []
     for name, field in model.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            found += keys(inner, f"{prefix}{name}.")
+        models = [
+            kind
+            for kind in (field.annotation, *get_args(field.annotation))
+            if isinstance(kind, type) and issubclass(kind, BaseModel)
+        ]
+        if models:
+            found += keys(models[0], f"{prefix}{name}.")
         else:
             found.append(f"{prefix}{name}")
     return found

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from hpcroll.contract import Ids, Sampling
+from hpcroll.contract import Ids, Sampling, VersionSpan
 from hpcroll.gateway.chat import ChatRequest, Delta, Message
 
 
@@ -20,15 +20,6 @@ class Question:
     """The rendered prompt; None where the server renders."""
     stop_ids: tuple[int, ...] = ()
     """Tokens that end a reply, for a server that does not know the template."""
-
-
-@dataclass(frozen=True, slots=True)
-class VersionSpan:
-    """The reply's ids [start, end) were sampled by this version of the weights, as the server says."""
-
-    start: int
-    end: int
-    version: int
 
 
 @dataclass(frozen=True, slots=True)

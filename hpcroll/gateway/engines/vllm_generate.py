@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 from pydantic_core import to_json
 
-from hpcroll.gateway.engines.base import Part, Question, Reading, VersionSpan, decimal, versions_of
+from hpcroll.contract import VersionSpan
+from hpcroll.gateway.engines.base import Part, Question, Reading, decimal, versions_of
 from hpcroll.gateway.engines.constraints import for_vllm
 
 
@@ -48,7 +49,7 @@ class _GenerateReading:
         choices = data.get("choices") or [{}]
         choice = choices[0]
         spans = tuple(
-            VersionSpan(span["start"], span["end"], version)
+            VersionSpan(start=span["start"], length=span["end"] - span["start"], version=version)
             for span in choice.get("weight_versions") or ()
             if (version := decimal(span["version"])) is not None
         )
