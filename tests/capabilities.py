@@ -18,7 +18,6 @@ import pytest
 IMAGES = Path(os.environ.get("HPCROLL_TEST_IMAGES", "/var/lib/hpcroll-test/images"))
 AGENTS = Path(os.environ.get("HPCROLL_TEST_AGENTS", "/var/lib/hpcroll-test/agents"))
 ENGINE = Path("/var/lib/hpcroll-test/engine")
-AGENT_STORE = Path(os.environ.get("HPCROLL_TEST_AGENTS", "/var/lib/hpcroll-test/agents"))
 SFTP_SERVER = Path("/usr/lib/openssh/sftp-server")
 TASK_DATA = Path(os.environ.get("HPCROLL_TASK_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
@@ -39,14 +38,6 @@ def _apptainer() -> str | None:
 def _engine() -> str | None:
     stamp = ENGINE / ".installed"
     return None if stamp.exists() else f"no inference engine at {ENGINE} (tests/setup/install-engine)"
-
-
-def _agent(name: str) -> str | None:
-    try:
-        find(AGENT_STORE, name, catalogue.program(name).version)
-    except ConfigError as error:
-        return str(error)
-    return None
 
 
 def _agent(*names: str) -> str | None:
