@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -40,11 +42,11 @@ class Stretch:
 def stretches(trajectory: Trajectory, segment: Segment) -> Iterator[Stretch]:
     """The stretches of a segment, in order; they cover it."""
     arrays = trajectory.tokens[segment.segment_index]
-    calls = {
-        span.start: span.call_index
+    calls = sorted(
+        (span.start, span.call_index)
         for span in trajectory.record.call_spans
         if span.segment_index == segment.segment_index
-    }
+    )
     pieces = [(run.start, run.start + run.length, True, policy_name(run)) for run in segment.policy_runs] + [
         (span.start, span.start + span.length, False, span.role.value) for span in segment.context_spans
     ]
@@ -52,7 +54,7 @@ def stretches(trajectory: Trajectory, segment: Segment) -> Iterator[Stretch]:
         mask = arrays.loss_mask[start:stop]
         edges = [start, *(start + 1 + np.flatnonzero(np.diff(mask))).tolist(), stop]
         for begin, end in pairwise(edges):
-            index = calls.get(start) if sampled else None
+            index = calls[bisect_right(calls, begin, key=itemgetter(0)) - 1][1] if sampled else None
             yield Stretch(begin, end, sampled, bool(arrays.loss_mask[begin]), said_by, index)
 
 

@@ -21,6 +21,7 @@ from hpcroll.contract import (
     SegmentStart,
     SpanRole,
     Usage,
+    VersionSpan,
 )
 from hpcroll.testing.trajectories import random_calls
 from hpcroll.trajectory import Built, build
@@ -422,6 +423,23 @@ def test_subagent_with_the_opening_of_the_main_line_is_told_by_the_main_line_goi
         (SegmentRole.SUBAGENT, SegmentStart.SUBAGENT, 30),
     ]
     assert [int(tokens.loss_mask.sum()) for tokens in built.tokens] == [2, 0, 0]
+
+
+def test_versions_that_change_within_a_call_are_told_token_by_token() -> None:
+    between = POLICY.model_copy(update={"version_high": 4})
+    spans = (VersionSpan(start=0, length=1, version=3), VersionSpan(start=1, length=2, version=4))
+    calls = [
+        call(0, [1, 2], [3, 4, 5], policy=between, version_spans=spans),
+        call(1, [1, 2, 3, 4, 5], [6], policy=between),
+        call(2, [1, 2, 3, 4, 5, 6], [7, 8], policy=between, version_spans=spans[:1], error="cut off"),
+    ]
+    [segment] = build(calls).segments
+    assert [(run.start, run.length, run.version_low, run.version_high) for run in segment.policy_runs] == [
+        (2, 1, 3, 3),
+        (3, 2, 4, 4),
+        (5, 1, 3, 4),
+        (6, 2, 3, 4),
+    ]
 
 
 def test_declared_subagent_keeps_its_role_though_it_asked_only_once() -> None:
