@@ -12,7 +12,13 @@ from hpcroll.api.configuring import read_config
 from hpcroll.api.results import Result, iterate_results
 from hpcroll.api.retry import submit_retries
 from hpcroll.api.serving import serve
-from hpcroll.api.validation import check_agent, check_config, check_images, warn_of_missing_capabilities
+from hpcroll.api.validation import (
+    check_agent,
+    check_config,
+    check_images,
+    check_model,
+    warn_of_missing_capabilities,
+)
 from hpcroll.config import RunConfig
 from hpcroll.contract import RolloutRef, Task, Trajectory
 from hpcroll.errors import ConfigError, CorruptRecordError, SpoolError
@@ -149,6 +155,7 @@ class Run:
         if self._spool.wishes.closed:
             raise ConfigError(f"run {self.path} is closed; workers would start nothing")
         check_agent(self.config)
+        check_model(self.config)
         for segment in self.submissions:
             check_images(provider, (segment.task(index) for index in range(segment.header.tasks)))
         warn_of_missing_capabilities(provider)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hpcroll.config import RunConfig
+from hpcroll.config import ModelMode, RunConfig
 from hpcroll.config.load import describe
 from hpcroll.contract import Task
 from hpcroll.errors import ConfigError, SandboxError
@@ -38,6 +38,15 @@ def check_config(config: RunConfig) -> SandboxProvider:
                 f"its legs: {', '.join(config.leg_names)}"
             )
     return provider
+
+
+def check_model(config: RunConfig) -> None:
+    """Raises `ConfigError` where mode `tokens` cannot render: no tokenizer, no such renderer, no extra."""
+    if config.model.mode is ModelMode.TOKENS:
+        # Imported where it is used: who opens a run to read or watch it needs no gateway.
+        from hpcroll.gateway.tokens import load_renderer
+
+        load_renderer(config.model)
 
 
 def check_agent(config: RunConfig) -> None:

@@ -22,7 +22,7 @@ from hpcroll.gateway.journal import Journal
 from hpcroll.gateway.outlet import Outlet, refuse
 from hpcroll.gateway.refusal import Refusal, bad_request, wrong_key
 from hpcroll.gateway.session import GatewaySession, Services
-from hpcroll.gateway.tokens import load_renderer
+from hpcroll.gateway.tokens import TokenRenderer, load_renderer
 from hpcroll.gateway.upstream import Upstream, UpstreamPool
 from hpcroll.plugins import Family, known
 
@@ -63,6 +63,11 @@ class Gateway:
         self._sessions: dict[str, GatewaySession] = {}
         self._runner: web.AppRunner | None = None
         self._port = 0
+
+    @property
+    def renderer(self) -> TokenRenderer | None:
+        """What renders in mode `tokens`."""
+        return self._services.renderer
 
     async def start(self) -> None:
         """Listens on a free port of 127.0.0.1; raises `ConfigError` where the API key is not set."""

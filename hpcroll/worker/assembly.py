@@ -27,13 +27,25 @@ from hpcroll.worker.pools import Flight
 class Assembly:
     """Assembles the trajectories of one worker."""
 
-    def __init__(self, spool: Spool, incarnation: Incarnation, *, harness: str, harness_version: str) -> None:
+    def __init__(
+        self,
+        spool: Spool,
+        incarnation: Incarnation,
+        *,
+        harness: str,
+        harness_version: str,
+        tokenizer_sha256: str | None = None,
+        template_sha256: str | None = None,
+    ) -> None:
+        """The digests are those of the renderer in mode `tokens`; None where the server renders unseen."""
         self._spool = spool
         self._run_id = spool.run_id
         self._config: RunConfig = spool.config
         self._config_sha256 = spool.config.digest()
         self._incarnation = incarnation
         self._harness = (harness, harness_version)
+        self._tokenizer_sha256 = tokenizer_sha256
+        self._template_sha256 = template_sha256
 
     def draft(
         self,
@@ -85,6 +97,8 @@ class Assembly:
             gaps=built.gaps,
             answer=answer,
             model_name=model.name,
+            tokenizer_sha256=self._tokenizer_sha256,
+            template_sha256=self._template_sha256,
         )
         return Trajectory(record, built.tokens)
 

@@ -78,6 +78,7 @@ async def _work(spool: Spool, leg: int, *, rank: int, announce_fd: int) -> int:
         gateway = None
         if Stage.RUN in stages:
             gateway = await _gateway(stack, spool, incarnation, admission)
+        renderer = gateway.renderer if gateway is not None else None
         pools = StagePools(config.stages, stages, events, admission=admission)
         jobs = SlurmJobs(config.lease.scheduler_poll_s)
         worker = Worker(
@@ -90,7 +91,12 @@ async def _work(spool: Spool, leg: int, *, rank: int, announce_fd: int) -> int:
                 stages,
                 stages=Stages(config, pools, provider=provider, harness=harness, gateway=gateway),
                 assembly=Assembly(
-                    spool, incarnation, harness=config.harness.name, harness_version=harness.version
+                    spool,
+                    incarnation,
+                    harness=config.harness.name,
+                    harness_version=harness.version,
+                    tokenizer_sha256=renderer.tokenizer_sha256 if renderer is not None else None,
+                    template_sha256=renderer.template_sha256 if renderer is not None else None,
                 ),
                 provider=provider,
             ),
