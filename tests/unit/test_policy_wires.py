@@ -260,9 +260,11 @@ def test_prompt_that_is_no_list_of_ids_is_refused() -> None:
 
 def test_usage_that_a_turn_states_is_said() -> None:
     async def scenario() -> None:
-        usage = {"prompt_tokens": 90_000, "completion_tokens": 5, "total_tokens": 90_005}
+        usage = {"prompt_tokens": 90_000, "prompt_tokens_details": {"cached_tokens": 5}}
         async with serve(Turn(text="Done.", usage=usage)) as server:
-            assert (await ask(server, [user(PROMPT)], tools=[BASH]))["usage"] == usage
+            said = (await ask(server, [user(PROMPT)], tools=[BASH]))["usage"]
+            assert {name: said[name] for name in usage} == usage
+            assert said["completion_tokens"] == len(server.sampled[0].sampled_ids)
 
     run(scenario)
 

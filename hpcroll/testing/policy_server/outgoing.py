@@ -30,7 +30,7 @@ class Outgoing:
     incremental: bool
     """Whether SGLang's native streams hold what is new, instead of all so far."""
     fault: Fault | None
-    stated_usage: dict[str, Any] | None
+    stated_usage: dict[str, Any]
     version: Callable[[], int | None]
     """The policy version now; None where the server keeps it to itself."""
 
@@ -61,14 +61,13 @@ class Outgoing:
         return bool((self.body.get("stream_options") or {}).get("include_usage"))
 
     def usage(self) -> dict[str, Any]:
-        if self.stated_usage is not None:
-            return self.stated_usage
         extra = _EXTRA_TOKENS if self.struck_by(FaultKind.WRONG_USAGE) else 0
         prompt, completion = len(self.prompt), len(self.reply.ids) + extra
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
+            **self.stated_usage,
         }
 
     def token_ids(self, start: int, stop: int) -> list[int] | None:

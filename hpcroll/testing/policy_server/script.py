@@ -45,7 +45,7 @@ class Turn(_Part):
     noncanonical: float | None = Field(default=None, ge=0, le=1)
     """Chance of this reply to be tokenised otherwise than its text encodes; None: its behaviour's."""
     usage: dict[str, JsonValue] | None = None
-    """Said instead of the true usage."""
+    """Fields that are said instead of the true ones."""
     fault: Fault | None = None
     stall_s: float = Field(default=0.0, ge=0)
     """Seconds before the first token."""

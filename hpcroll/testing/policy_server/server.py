@@ -235,7 +235,7 @@ class PolicyServer:
             strips_newlines=self._template.strips_newlines,
             incremental=self._incremental,
             fault=fault,
-            stated_usage=choice.turn.usage,
+            stated_usage=choice.turn.usage or {},
             version=lambda: self._version if self._name_version else None,
         )
         entry = self._record.begin(
