@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from pydantic_core import from_json
 
-from hpcroll.contract import Sampling
+from hpcroll.contract import Sampling, VersionSpan
 from hpcroll.gateway.chat import ChatRequest, MessageBuilder
-from hpcroll.gateway.engines.base import Engine, Part, Question, VersionSpan
+from hpcroll.gateway.engines.base import Engine, Part, Question
 from hpcroll.gateway.engines.sglang_generate import SglangGenerate
 from hpcroll.gateway.engines.vllm_completions import VllmCompletions
 from hpcroll.gateway.engines.vllm_generate import VllmGenerate
@@ -147,7 +147,10 @@ def test_vllm_says_which_weights_sampled_which_id() -> None:
     assert reader.tokens().sampled_ids.tolist() == [5, 6, 7]
     assert reader.tokens().prompt_ids.tolist() == [1, 2]
     assert reader.versions == [1, 2]
-    assert parts[2].spans == (VersionSpan(0, 2, 1), VersionSpan(2, 3, 2))
+    assert parts[2].spans == (
+        VersionSpan(start=0, length=2, version=1),
+        VersionSpan(start=2, length=1, version=2),
+    )
     assert reader.finish_reason == "stop"
 
 
@@ -223,9 +226,10 @@ async def ask(
     ):
         assert response.status == 200, await response.text()
         if asked.request.stream:
-            async for data in events(response.content.iter_any()):
-                if data != b"[DONE]":
-                    take(from_json(data))
+            async for batch in events(response.content.iter_any()):
+                for data in batch:
+                    if data != b"[DONE]":
+                        take(from_json(data))
         else:
             take(await response.json())
     finished = stream.finish()
