@@ -84,12 +84,14 @@ def test_history_without_the_tasks_words_goes_on_with_the_sessions_script(templa
     run(scenario)
 
 
+@pytest.mark.parametrize("template", ["tekken", "qwen3"])
 @pytest.mark.parametrize("words", COMPACTION_PROMPTS)
-def test_request_for_a_summary_is_a_side_call_although_it_offers_tools(words: str) -> None:
+def test_request_for_a_summary_is_a_side_call_although_it_offers_tools(words: str, template: str) -> None:
     async def scenario() -> None:
-        async with PolicyServer([script(*THREE)]) as server:
+        async with PolicyServer([script(*THREE)], template=template) as server:
             await ask(server, [user(PROMPT)], tools=[BASH])
-            summary = await ask(server, [user(PROMPT), user(f"Now {words}!")], tools=[BASH])
+            reminder = {"role": "system", "content": "There are agents."}
+            summary = await ask(server, [user(PROMPT), user(f"Now {words}!"), reminder], tools=[BASH])
             # The words stay in the history; only where they end it do they ask for a summary.
             await ask(server, [user(PROMPT), user(f"Now {words}!"), user("Go on.")], tools=[BASH])
             assert seen(server) == [(0, "main"), (1, "side"), (1, "main")]

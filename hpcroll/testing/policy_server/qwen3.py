@@ -106,10 +106,11 @@ class Qwen3Template:
             for place, (role, _, body) in enumerate(messages)
             if role == "user" and not body.lstrip("\n").startswith("<tool_response>")
         ]
+        last = max((place for place, turn in enumerate(messages) if turn[0] != "system"), default=-1)
         lists = text.partition("<tools>\n")[2].partition("\n</tools>")[0] if "<tools>\n" in text else ""
         return PromptView(
             user_messages=tuple(body for _, body in users),
-            last_user=users[-1][1] if users and users[-1][0] == len(messages) - 1 else "",
+            last_user=users[-1][1] if users and users[-1][0] == last else "",
             tools=tool_names([read_json(line) for line in lists.split("\n")]),
             replies=sum(role == "assistant" for role, _, _ in messages),
         )

@@ -95,7 +95,7 @@ class TekkenTemplate:
         tools = self._between(ids, BEGIN_TOOLS, END_TOOLS)
         return PromptView(
             user_messages=tuple(users),
-            last_user=users[-1] if users and ids[-1] == END_USER else "",
+            last_user=users[-1] if users and _ends_with_user(ids) else "",
             tools=tool_names(read_json(tools[0]) or ()) if tools else frozenset(),
             replies=list(ids).count(EOS),
         )
@@ -123,6 +123,11 @@ class TekkenTemplate:
                 found.append(self.vocabulary.decode(ids[start:place]))
                 start = None
         return found
+
+
+def _ends_with_user(ids: Sequence[int]) -> bool:
+    ends = (END_USER, END_RESULT, EOS)
+    return next((token_id for token_id in reversed(ids) if token_id in ends), None) == END_USER
 
 
 def _calls_text(calls: Sequence[Mapping[str, Any]]) -> str:

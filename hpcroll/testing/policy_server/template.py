@@ -52,7 +52,7 @@ class PromptView:
     user_messages: tuple[str, ...]
     """Without the results of tools."""
     last_user: str
-    """The last message where it is a user's, else empty."""
+    """The last message that is no system message, where it is a user's; else empty."""
     tools: frozenset[str]
     """Names of the tools that are offered."""
     replies: int
