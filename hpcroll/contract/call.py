@@ -157,8 +157,10 @@ class Call(Record):
     rendering: Rendering | None = None
     """None where the inference server rendered."""
     purpose: CallPurpose = CallPurpose.MAIN
+    messages_base: int | None = None
+    """`call_index` of the earlier call whose messages (its request's, then its reply) the request repeats."""
     messages_from: int = Field(default=0, ge=0)
-    """The request repeats the first `messages_from` messages of the rollout's message list so far."""
+    """The request repeats the first `messages_from` of them."""
     messages: tuple[JsonValue, ...] = ()
     """The request's messages from there on, as the agent sent them."""
     reply: JsonValue = None

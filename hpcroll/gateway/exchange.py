@@ -148,7 +148,7 @@ class Exchange:
             if self._request.stream:
                 await self._read_stream(accepted, reading)
             else:
-                await self._take(reading.take(from_json(await accepted.response.read())))
+                self._take(reading.take(from_json(await accepted.response.read())))
         except aiohttp.ClientError as error:
             raise ModelError(f"{where} broke off its reply: {type(error).__name__}: {error}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -159,7 +159,7 @@ class Exchange:
             accepted.release()
         self._reply.check(where)
         if self._turn is not None:
-            await self._show(self._turn.finish())
+            self._show(self._turn.finish())
         usage = self._reply.usage()
         length, longest = usage.prompt_counted + usage.completion_counted, self._config.context_tokens
         if length > longest:
@@ -193,27 +193,30 @@ class Exchange:
         return await self._session.services.pool.send(ask, session=self._session.name)
 
     async def _read_stream(self, accepted: Accepted, reading: Reading) -> None:
-        async for data in events(accepted.response.content.iter_any()):
-            if data == b"[DONE]":
-                break
-            piece = from_json(data)
-            if error := piece.get("error"):
-                raise ModelError(f"{accepted.upstream.base_url} broke off its reply: {error}")
-            await self._take(reading.take(piece))
+        async for batch in events(accepted.response.content.iter_any()):
+            for data in batch:
+                if data == b"[DONE]":
+                    return
+                piece = from_json(data)
+                if error := piece.get("error"):
+                    raise ModelError(f"{accepted.upstream.base_url} broke off its reply: {error}")
+                self._take(reading.take(piece))
+            # What came together goes on together: the busier the gateway, the fewer its writes.
+            await self._outlet.flush()
 
-    async def _take(self, part: Part) -> None:
+    def _take(self, part: Part) -> None:
         if self._first_token_s is None and len(part.ids):
             self._first_token_s = time.monotonic() - self._started
         self._reply.take(part)
         if self._turn is not None:
-            await self._show(self._turn.feed(part.ids))
+            self._show(self._turn.feed(part.ids))
         elif part.delta:
-            await self._outlet.forward(part.delta, self._reply.prompt_tokens)
+            self._outlet.forward(part.delta, self._reply.prompt_tokens)
 
-    async def _show(self, delta: Delta) -> None:
+    def _show(self, delta: Delta) -> None:
         self._reply.show(delta)
         if delta and self._request.stream:
-            await self._outlet.forward(delta, self._reply.prompt_tokens)
+            self._outlet.forward(delta, self._reply.prompt_tokens)
 
     def _translate(self, refusal: UpstreamRefusal) -> Refusal:
         if is_overflow(refusal):
@@ -255,8 +258,9 @@ class Exchange:
             version_spans=reply.version_spans,
             rendering=self._turn.rendering if self._turn is not None else None,
             purpose=request.purpose,
-            messages_from=self._ticket.messages_from,
-            messages=request.messages[self._ticket.messages_from :],
+            messages_base=self._ticket.messages.base,
+            messages_from=self._ticket.messages.keep,
+            messages=self._ticket.messages.new,
             reply=reply.message if error is None else None,
             tools_sha256=request.tools_sha256,
             error=error,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,47 +43,71 @@ class PromptFolder:
         return folded
 
 
-class MessageList:
-    """A session's messages so far: those of the latest request, then its reply once there is one."""
+@dataclass(frozen=True, slots=True)
+class MessageDelta:
+    """A request's messages as the first `keep` of an earlier call's, its reply last, and what is new."""
+
+    base: int | None
+    """`call_index` of that call."""
+    keep: int
+    new: tuple[Any, ...]
+    is_next: bool
+    """The request repeats all of them: it goes on from that call's reply, where there was one."""
+
+
+class MessageFolder:
+    """Folds the messages of one session's requests onto earlier calls; only the latest few are held."""
 
     def __init__(self) -> None:
-        self._messages: list[Any] = []
-        self._turn = 0
+        self._latest: deque[tuple[int, list[Any]]] = deque(maxlen=REMEMBERED_CALLS)
 
-    def __len__(self) -> int:
-        return len(self._messages)
+    def fold(self, call_index: int, messages: Sequence[Any]) -> MessageDelta:
+        """`messages` against the remembered call that they share most with, the latest of equals."""
+        best = MessageDelta(None, 0, tuple(messages), False)
+        kept: deque[tuple[int, list[Any]]] = deque(maxlen=REMEMBERED_CALLS)
+        for index, known in self._latest:
+            keep = _common_messages(known, messages)
+            whole = keep == len(known)
+            if keep and keep >= best.keep:
+                best = MessageDelta(index, keep, tuple(messages[keep:]), whole)
+            if not whole:
+                kept.append((index, known))
+        kept.append((call_index, list(messages)))
+        self._latest = kept
+        return best
 
-    def begin(self, messages: Sequence[Any]) -> tuple[int, int]:
-        """Takes a new request's messages: a ticket for its reply, and how many it repeats."""
-        repeated = 0
-        for old, new in zip(self._messages, messages, strict=False):
-            if old != new:
-                break
-            repeated += 1
-        self._messages = list(messages)
-        self._turn += 1
-        return self._turn, repeated
+    def reply(self, call_index: int, message: Any) -> None:
+        """Takes a call's reply; without effect where a later request repeats the call's messages."""
+        for index, known in self._latest:
+            if index == call_index and message is not None:
+                known.append(message)
 
-    def reply(self, ticket: int, message: Any) -> None:
-        """Takes a request's reply; without effect where another request began since."""
-        if ticket == self._turn:
-            self._messages.append(message)
+
+def _common_messages(left: Sequence[Any], right: Sequence[Any]) -> int:
+    count = 0
+    for old, new in zip(left, right, strict=False):
+        if old != new:
+            break
+        count += 1
+    return count
 
 
 def unfold_messages(calls: Sequence[Call]) -> list[list[Any]]:
     """The full messages of each call's request, from calls of one attempt in order of their start.
 
-    Raises `ValueError` where a call is missing in between.
+    Raises `ValueError` where a call is missing that a later one builds on.
     """
+    known: dict[int, list[Any]] = {}
     result: list[list[Any]] = []
-    so_far: list[Any] = []
     for call in calls:
-        if call.messages_from > len(so_far):
+        base = [] if call.messages_base is None else known.get(call.messages_base, [])
+        if call.messages_from > len(base):
             raise ValueError(
                 f"rollout {call.rollout_id} attempt {call.attempt}: call {call.call_index} repeats "
-                f"{call.messages_from} messages, only {len(so_far)} are known; an earlier call is missing"
+                f"{call.messages_from} messages of call {call.messages_base}, and {len(base)} are known; an "
+                "earlier call is missing"
             )
-        messages = [*so_far[: call.messages_from], *call.messages]
+        messages = [*base[: call.messages_from], *call.messages]
         result.append(messages)
-        so_far = messages if call.reply is None else [*messages, call.reply]
+        known[call.call_index] = messages if call.reply is None else [*messages, call.reply]
     return result

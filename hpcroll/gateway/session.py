@@ -18,7 +18,7 @@ from hpcroll.gateway.admission import Admission
 from hpcroll.gateway.attribution import PolicySource
 from hpcroll.gateway.endpoint import ModelEndpoint
 from hpcroll.gateway.journal import Journal
-from hpcroll.gateway.prefix import MessageList
+from hpcroll.gateway.prefix import MessageDelta, MessageFolder
 from hpcroll.gateway.recall import Recall
 from hpcroll.gateway.refusal import Lengths, limit_reached
 from hpcroll.gateway.tokens import TokenConversation, TokenRenderer, TokenTurn
@@ -52,8 +52,7 @@ class Ticket:
     """A call that has begun."""
 
     call_index: int
-    message_ticket: int
-    messages_from: int
+    messages: MessageDelta
     budget: int
     """Most tokens that it may sample."""
     request: ChatRequest
@@ -89,10 +88,11 @@ class GatewaySession:
         self._begun = 0
         self._sampled_tokens = 0
         self._replies = 0
-        self._context_tokens = 0
+        self._context: tuple[int, int] | None = None
+        """The latest call that was answered, and the tokens of its prompt and reply."""
         self._measured: tuple[ChatRequest, int] | None = None
         """The latest request that was answered, and its prompt's tokens."""
-        self._messages = MessageList()
+        self._messages = MessageFolder()
         renderer = services.renderer
         self._conversation = None if renderer is None else TokenConversation(renderer)
         self.recall = Recall()
@@ -152,13 +152,13 @@ class GatewaySession:
         """Numbers a call and decides how much it may sample."""
         config = self.services.config
         call_index, self._begun = self._begun, self._begun + 1
-        known = len(self._messages)
-        message_ticket, repeated = self._messages.begin(request.messages)
+        delta = self._messages.fold(call_index, request.messages)
         # A prompt that goes on from the latest reply is about as long as everything up to it: asking for
         # no more than the rest of the context lets the server accept a call near its limit.
-        context = self._context_tokens if known and repeated == known else 0
+        latest, tokens = self._context or (None, 0)
+        context = tokens if delta.is_next and delta.base == latest else 0
         budget = min(config.rollout_tokens - self._sampled_tokens, config.context_tokens - context)
-        return Ticket(call_index, message_ticket, repeated, max(budget, 1), request)
+        return Ticket(call_index, delta, max(budget, 1), request)
 
     def token_turn(self, request: ChatRequest, ticket: Ticket) -> TokenTurn | None:
         """The call in mode `tokens`; None in mode `chat`."""
@@ -200,9 +200,9 @@ class GatewaySession:
             return
         self._replies += 1
         prompt = recorded.tokens.prompt_length
-        self._context_tokens = prompt + sampled
+        self._context = (ticket.call_index, prompt + sampled)
         self._measured = (ticket.request, prompt)
-        self._messages.reply(ticket.message_ticket, recorded.call.reply)
+        self._messages.reply(ticket.call_index, recorded.call.reply)
         self.recall.note(recorded.call.reply)
         if self.limit is StopReason.CONTEXT_LIMIT:
             self.limit = None

@@ -59,7 +59,7 @@ def _header(trajectory: Trajectory, call: Call, span: CallSpan | None, dropped: 
         parts.append(call.purpose)
     parts += [call.finish_reason or "", f"{call.latency.total_s:.2f} s"]
     if call.messages_from:
-        parts.append(f"after {call.messages_from} messages")
+        parts.append(f"after {call.messages_from} messages of call {call.messages_base}")
     return line.append("  " + " · ".join(part for part in parts if part), style="dim")
 
 

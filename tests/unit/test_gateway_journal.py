@@ -13,7 +13,7 @@ import pytest
 from hpcroll.contract import Call, CallTokens, LogprobKind, RecordedCall
 from hpcroll.errors import CorruptRecordError, SpoolError
 from hpcroll.gateway import Journal, read_journal, unfold_messages
-from hpcroll.gateway.prefix import MessageList
+from hpcroll.gateway.prefix import MessageFolder
 
 SESSION = "0123456789abcdef/7"
 
@@ -269,25 +269,39 @@ def test_second_journal_of_an_incarnation_is_refused(tmp_path: Path) -> None:
 
 
 def test_messages_are_unfolded_to_what_each_request_held() -> None:
-    random, log, calls, requests = Random(5), MessageList(), [], []
-    history: list[object] = [{"role": "user", "content": "0"}]
-    for index in range(40):
-        ticket, repeated = log.begin(history)
+    random, folder, calls, requests = Random(5), MessageFolder(), [], []
+    # Three agents take turns; now and then one forgets, and now and then a reply does not come.
+    histories: list[list[object]] = [[{"role": "user", "content": name}] for name in "abc"]
+    for index in range(120):
+        history = random.choice(histories)
+        delta = folder.fold(index, history)
         requests.append(list(history))
         reply = {"role": "assistant", "content": str(index)} if random.random() < 0.8 else None
-        call = recorded(index, [1], [2]).call
-        calls.append(
-            call.model_copy(
-                update={"messages_from": repeated, "messages": tuple(history[repeated:]), "reply": reply}
-            )
-        )
+        update = {
+            "messages_base": delta.base,
+            "messages_from": delta.keep,
+            "messages": delta.new,
+            "reply": reply,
+        }
+        calls.append(recorded(index, [1], [2]).call.model_copy(update=update))
+        folder.reply(index, reply)
         if reply is not None:
-            log.reply(ticket, reply)
             history.append(reply)
         history.append({"role": "user", "content": f"u{index}"})
-        if random.random() < 0.2:
+        if random.random() < 0.1:
             del history[random.randrange(1, len(history)) :]
     assert unfold_messages(calls) == requests
-    assert sum(len(call.messages) for call in calls) < 120
-    with pytest.raises(ValueError, match="an earlier call is missing"):
-        unfold_messages(calls[20:])
+    assert sum(len(call.messages) for call in calls) < 2 * len(calls) < sum(map(len, requests)) / 2
+    with pytest.raises(ValueError, match="earlier call is missing"):
+        unfold_messages(calls[60:])
+
+
+def test_request_says_whether_it_goes_on_from_a_reply() -> None:
+    folder = MessageFolder()
+    asked, reply, more = "q", "a", "m"
+    assert not folder.fold(0, [asked]).is_next
+    folder.reply(0, reply)
+    going_on = folder.fold(1, [asked, reply, more])
+    assert (going_on.base, going_on.keep, going_on.new, going_on.is_next) == (0, 2, (more,), True)
+    edited = folder.fold(2, [asked, "b", more])
+    assert (edited.base, edited.keep, edited.is_next) == (1, 1, False)
