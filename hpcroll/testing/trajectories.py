@@ -86,6 +86,7 @@ class _Agent:
                 version_high=self.version + (rng.random() < 0.1),
             ),
             purpose=purpose,
+            messages_base=index - 1 if index else None,
             messages_from=2 * index,
             messages=({"role": "user", "content": self.text()},),
             reply={"role": "assistant", "content": self.text()},
