@@ -213,6 +213,10 @@ def test_journal_cut_anywhere_gives_the_calls_before_the_cut(
             assert np.array_equal(ours.tokens.prompt_ids, theirs.tokens.prompt_ids)
             assert np.array_equal(ours.tokens.sampled_ids, theirs.tokens.sampled_ids)
             assert np.array_equal(ours.tokens.logprobs, theirs.tokens.logprobs, equal_nan=True)
+    plain, built = build(session.calls), build(whole)
+    assert (plain.segments, plain.masked) == (built.segments, built.masked)
+    for ours, theirs in zip(plain.tokens, built.tokens, strict=True):
+        assert np.array_equal(ours.ids, theirs.ids)
     assert [recorded.call for recorded in left] == [recorded.call for recorded in ended[: len(left)]]
     assert check(as_trajectory(left, build(left)), left) == ()
 
