@@ -10,7 +10,7 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from hpcroll.shards import verify_run
 from tests.capabilities import need
 from tests.engine.server import MODEL, PYTHON, Checkpoints, EngineServer
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]
 
 RECOMPUTE = Path(__file__).parents[1] / "engine" / "recompute.py"
 BEAT_S = 5.0
@@ -91,11 +91,11 @@ class Fleet:
                 lease.beat()
 
 
-def make_run(root: Path, **model: Any) -> Run:
+def make_run(root: Path, *, max_turns: int = 6, **model: Any) -> Run:
     sampling = {"max_tokens": 48, **model.pop("sampling", {})}
     config = {
         "model": {"name": MODEL, "context_tokens": 16_384, "sampling": sampling, **model},
-        "harness": {"name": "react", "max_turns": 6},
+        "harness": {"name": "react", "max_turns": max_turns},
         "sandbox": {"name": "bwrap", "image": "host"},
         "stages": {"run": {"width": 2, "timeout_s": WAIT_S}},
         "launch": {"launcher": "local", "idle_s": 0},
@@ -122,26 +122,54 @@ def recompute(run: Run, *weights: Path, arguments: tuple[str, ...] = ()) -> tupl
     return done.returncode, report
 
 
-def roll_out(run: Run, engine: Engine, *, rollouts: int, change: bool = True) -> None:
-    """Runs `rollouts` rollouts, with a change of weights once a third of them are done."""
+def roll_out(
+    run: Run,
+    engine: Engine,
+    *,
+    rollouts: int,
+    said: bool = True,
+    then: Callable[[Run, Engine, Fleet], None] = lambda run, engine, fleet: None,
+) -> None:
+    """Runs `rollouts` rollouts, and `then` beside them; `said`: the endpoint tells its version."""
     engine.load(0)
     run.policy.publish(0, weights=str(engine.checkpoints.weights[0]))
     fleet = Fleet(run, engine.server.url)
-    fleet.serve(0)
+    fleet.serve(0 if said else None)
     run.submit(tasks(rollouts), key="sums")
     with fleet.beating():
         handles = run.launch(workers=1)
-        if change:
-            wait_for(lambda: len(list(run.results("sums", wait=False))) >= rollouts // 3, "first results")
-            with run.policy.paused(drain_s=60) as outcome:
-                assert outcome.complete, outcome.waiting
-                run.policy.publish(1, weights=str(engine.checkpoints.weights[1]))
-                engine.load(1)
-                fleet.serve(1)
-        wait_for(lambda: len(list(run.results("sums", wait=False))) == rollouts, "all results")
+        then(run, engine, fleet)
+        wait_for(lambda: committed(run) == rollouts, "all results")
         wait_for(lambda: all(state in ENDED for state in run.job_states(handles)), "end of the worker")
     report = verify_run(run.path)
     assert report.ok, report
+
+
+def change_weights(run: Run, engine: Engine, fleet: Fleet) -> None:
+    """Between two calls, after a third of the rollouts."""
+    rollouts = sum(segment.size for segment in run.submissions)
+    wait_for(lambda: committed(run) >= rollouts // 3, "first results")
+    with run.policy.paused(drain_s=60) as outcome:
+        assert outcome.complete, outcome.waiting
+        run.policy.publish(1, weights=str(engine.checkpoints.weights[1]))
+        engine.load(1)
+        fleet.serve(1)
+
+
+def change_weights_within_calls(run: Run, engine: Engine, fleet: Fleet) -> None:
+    """While the engine is sampling: it holds the calls and goes on with them."""
+    while True:
+        wait_for(lambda: engine.server.running() > 1, "calls under way")
+        with run.policy.paused(mode="keep") as outcome:
+            assert outcome.complete, outcome.waiting
+            if engine.server.running():
+                run.policy.publish(1, weights=str(engine.checkpoints.weights[1]))
+                engine.load(1, mode="keep")
+                return
+
+
+def committed(run: Run) -> int:
+    return sum(1 for _ in run.results("sums", wait=False))
 
 
 def wait_for(condition: Any, what: str) -> None:
@@ -170,31 +198,38 @@ def test_each_token_has_its_log_probability_under_the_version_that_is_recorded(
     tmp_path: Path, engine: Engine
 ) -> None:
     run = make_run(tmp_path)
-    roll_out(run, engine, rollouts=9)
+    roll_out(run, engine, rollouts=9, then=change_weights)
     report = assert_the_weights_say_so(run, engine, versions={"0", "1"})
     assert report["tokens_by_kind"] == {"raw": report["tokens"]}
+    assert report["calls_of_two_versions"] == 0
     assert report["trained_tokens"] > 1000
     assert abs(report["surprise_z"]) < CHANCE
 
 
-def test_a_temperature_leaves_raw_log_probabilities_that_nobody_trains_on(
-    tmp_path: Path, engine: Engine
+def test_a_call_that_sees_two_versions_is_recorded_as_such(tmp_path: Path, engine: Engine) -> None:
+    run = make_run(tmp_path, sampling={"max_tokens": 4000}, max_turns=2)
+    roll_out(run, engine, rollouts=2, said=False, then=change_weights_within_calls)
+    status, report = recompute(run, *engine.checkpoints.weights)
+    assert status == 0, report
+    assert report["calls_of_two_versions"] >= 1
+    # A record that hides the change would be noticed.
+    status, report = recompute(run, engine.checkpoints.weights[0], engine.checkpoints.weights[0])
+    assert status == 1, report
+
+
+@pytest.mark.parametrize("opts_in", [False, True])
+def test_a_temperature_leaves_raw_log_probabilities_that_are_trained_on_only_by_choice(
+    tmp_path: Path, engine: Engine, opts_in: bool
 ) -> None:
-    run = make_run(tmp_path, sampling={"temperature": 0.7})
-    roll_out(run, engine, rollouts=2, change=False)
-    report = assert_the_weights_say_so(run, engine, versions={"0"})
+    run = make_run(tmp_path, sampling={"temperature": 0.7}, train_on_shaped_logprobs=opts_in)
+    roll_out(run, engine, rollouts=2)
+    status, report = recompute(run, engine.checkpoints.weights[0])
+    assert status == 0, report
     assert report["tokens_by_kind"] == {"raw": report["tokens"]}
-    assert report["trained_tokens"] == 0
-    for result in run.results("sums", wait=False):
-        assert not result.trainable, result
-
-
-def test_a_config_that_opts_in_trains_on_them_and_the_recomputation_sees_it(
-    tmp_path: Path, engine: Engine
-) -> None:
-    run = make_run(tmp_path, sampling={"temperature": 0.7}, train_on_shaped_logprobs=True)
-    roll_out(run, engine, rollouts=2, change=False)
-    report = assert_the_weights_say_so(run, engine, versions={"0"})
-    assert report["trained_tokens"] > 200
-    # Drawn at 0.7, recorded at 1: less surprising than they would be.
-    assert report["surprise_z"] < -CHANCE
+    assert [result.trainable for result in run.results("sums", wait=False)] == [opts_in, opts_in]
+    if opts_in:
+        # Drawn at 0.7, recorded at 1: likelier than such draws are.
+        assert report["trained_tokens"] == report["tokens"]
+        assert report["surprise_z"] < -CHANCE
+    else:
+        assert report["trained_tokens"] == 0

@@ -100,6 +100,14 @@ class EngineServer:
         self._post("/update_weight_version", {"new_version": str(version)})
         self._post("/resume", {})
 
+    def running(self) -> int:
+        """Calls that the engine is sampling for now."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=CALL_S) as response:
+            lines = response.read().decode().splitlines()
+        return sum(
+            int(float(line.split()[-1])) for line in lines if line.startswith("vllm:num_requests_running{")
+        )
+
     def _await_ready(self) -> None:
         deadline = time.monotonic() + READY_S
         while not self._is_ready():
