@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from aiohttp import web
 
 from hpcroll.gateway.chat import Delta, Reply
@@ -21,6 +23,7 @@ class Outlet:
         self._dialect = dialect
         self._caller = caller
         self._stream: web.StreamResponse | None = None
+        self._ready: list[bytes] = []
         self._held: list[bytes] = []
         self._holding = False
         self._opened = False
@@ -33,38 +36,41 @@ class Outlet:
     @property
     def is_fresh(self) -> bool:
         """Whether it was given nothing yet, so that another try of the call may begin with it."""
-        return self._stream is None and not self._held
+        return self._stream is None and not self._ready and not self._held
 
-    async def forward(self, delta: Delta, prompt_tokens: int) -> None:
-        """Sends a piece on, or holds it: from the first tool call on, which an agent may act upon.
+    def forward(self, delta: Delta, prompt_tokens: int) -> None:
+        """Takes a piece of a streamed reply.
 
-        Raises `AgentGoneError`.
+        From the first tool call on, which an agent may act upon, pieces are held until `finish`.
         """
         self._holding = self._holding or bool(delta.tool_calls)
-        self._held += [self._opening(prompt_tokens), self._caller.delta(delta)]
-        if not self._holding:
-            await self._write_held()
+        pieces = self._held if self._holding else self._ready
+        pieces += [self._opening(prompt_tokens), self._caller.delta(delta)]
+
+    async def flush(self) -> None:
+        """Sends what is not held; raises `AgentGoneError`."""
+        if self._ready:
+            await self._write(())
 
     async def finish(self, reply: Reply) -> web.StreamResponse:
         """Sends the rest of a recorded reply; raises `AgentGoneError`."""
         if not self._caller.request.stream:
             return web.json_response(self._caller.whole(reply))
-        self._held += [self._opening(reply.prompt_tokens), self._caller.closing(reply)]
-        return await self._write_held()
+        opening = self._opening(reply.prompt_tokens)
+        return await self._write((*self._held, opening, self._caller.closing(reply)))
 
     async def refuse(self, refusal: Refusal) -> web.StreamResponse:
         """Sends `refusal` in the place of what is left of the reply; raises `AgentGoneError`."""
-        if self._stream is None:
+        if self._stream is None and not self._ready:
             return refuse(self._dialect, refusal)
-        self._held = [self._caller.broken(refusal)]
-        return await self._write_held()
+        return await self._write((self._caller.broken(refusal),))
 
     def _opening(self, prompt_tokens: int) -> bytes:
         opened, self._opened = self._opened, True
         return b"" if opened else self._caller.opening(prompt_tokens)
 
-    async def _write_held(self) -> web.StreamResponse:
-        events, self._held = b"".join(self._held), []
+    async def _write(self, further: Iterable[bytes]) -> web.StreamResponse:
+        events, self._ready = b"".join((*self._ready, *further)), []
         try:
             if self._stream is None:
                 stream = web.StreamResponse(headers={"Content-Type": self._caller.content_type})
