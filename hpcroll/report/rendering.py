@@ -96,7 +96,7 @@ def _rows(status: RunStatus) -> list[tuple[str, RenderableType]]:
         ("shards", Text(f"{status.shards} files, {status.shard_bytes / 1e6:.1f} MB")),
         (
             "policy",
-            Text("none published" if status.policy_version is None else f"version {status.policy_version}"),
+            Text(_policy(status)),
         ),
     ]
     rows += [
@@ -132,3 +132,8 @@ def _duration(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _policy(status: RunStatus) -> str:
+    version = "none published" if status.policy_version is None else f"version {status.policy_version}"
+    return f"{version}, paused by {', '.join(status.paused_by)}" if status.paused_by else version

@@ -61,6 +61,8 @@ class RunStatus:
     """Key and size of each submission."""
     exact: ExactCounts | None = None
     """Counted names, where they were asked for."""
+    paused_by: tuple[str, ...] = ()
+    """Whose pauses of model calls are in force."""
 
     @property
     def done(self) -> bool:
@@ -99,6 +101,7 @@ class RunStatus:
             "left_s": self.left_s,
             "shards": {"files": self.shards, "bytes": self.shard_bytes},
             "policy_version": self.policy_version,
+            "paused_by": list(self.paused_by),
             "endpoints": list(self.endpoints),
             "submissions": [{"key": key, "rollouts": size} for key, size in self.submissions],
             "exact": None
@@ -168,6 +171,7 @@ class StatusObserver:
             endpoints=(*spool.config.model.endpoints, *self._registered()),
             submissions=tuple((segment.key, segment.size) for segment in spool.segments()),
             exact=spool.exact_counts() if exact else None,
+            paused_by=tuple(pause.name for pause in self.registry.pauses()),
         )
 
     def _registered(self) -> list[str]:

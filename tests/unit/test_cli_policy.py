@@ -69,3 +69,11 @@ def test_pause_of_impossible_bounds_is_bad_usage(run: Run) -> None:
     assert command("policy", "pause", run.path, "--mode", "abort") == 2
     assert command("policy", "pause", run.path, "--drain-s", 30, "--max-s", 20) == 2
     assert run.policy.pauses() == ()
+
+
+def test_status_says_whose_pause_a_run_waits_for(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.policy.pause()
+    assert command("status", run.path, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["paused_by"] == ["trainer"]
+    assert command("status", run.path) == 0
+    assert "none published, paused by trainer" in capsys.readouterr().out
