@@ -112,6 +112,22 @@ def test_new_server_gets_its_share_and_not_everything() -> None:
         assert simulation.first_calls["c"] / simulation.first_calls.total() < 0.5
 
 
+def test_new_server_gets_its_share_of_many_workers_that_do_not_see_each_other() -> None:
+    workers = [Simulation(8, ["a", "b"], seed=number) for number in range(16)]
+    for worker in workers:
+        worker.run(400)
+        worker.servers.append("c")
+        worker.run(60)
+    taken = sum(worker.balance.sessions("c") for worker in workers)
+    assert 20 <= taken <= 128 / 3, taken
+    for worker in workers:
+        worker.run(400)
+        worker.calls.clear()
+        worker.run(400)
+    calls = sum((worker.calls for worker in workers), Counter[str]())
+    assert 0.28 < calls["c"] / calls.total() < 0.39, calls
+
+
 def test_counters_return_to_zero_however_servers_came_and_went() -> None:
     simulation = Simulation(16, ["a", "b"], calls_per_session=5)
     simulation.run(100)
