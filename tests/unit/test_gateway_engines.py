@@ -17,6 +17,7 @@ from hpcroll.gateway.engines.sglang_generate import SglangGenerate
 from hpcroll.gateway.engines.vllm_completions import VllmCompletions
 from hpcroll.gateway.engines.vllm_generate import VllmGenerate
 from hpcroll.gateway.reply import ReplyReader
+from hpcroll.gateway.sse import events
 from hpcroll.gateway.tokens import How, TokenConversation, TokenRenderer
 from hpcroll.testing.policy_server import PolicyServer, Turn
 from hpcroll.testing.tiny_tokenizer import write_tokenizer

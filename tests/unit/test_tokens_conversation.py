@@ -409,6 +409,16 @@ def test_memory_grows_with_what_is_new_alone() -> None:
         assert np.array_equal(rendered.turn.ids(), rendered.ids)
 
 
+def test_an_unbroken_conversation_keeps_every_id_once() -> None:
+    session = Session(family("qwen3", ALL))
+    messages = list(START)
+    for _ in range(10):
+        _, reply = session.ask(messages)
+        messages += [sent_back(reply), *results(reply)]
+    kept = sum(len(rendered.turn.tail) + len(rendered.turn.sampled) for rendered, _ in session.calls)
+    assert kept == len(session.sequence(9))
+
+
 @st.composite
 def behaviours(draw: st.DrawFn) -> list[tuple[str, int]]:
     kinds = ["go on"] * 6 + ["user", "edit", "result", "back", "retry", "drop", "compact", "tools"]
