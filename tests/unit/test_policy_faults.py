@@ -197,6 +197,18 @@ def test_client_that_leaves_a_stalled_stream_is_logged_with_the_ids_it_had() -> 
     run(scenario)
 
 
+def test_client_that_leaves_before_a_whole_reply_is_logged_with_no_ids() -> None:
+    async def scenario() -> None:
+        async with server_with(token_latency_s=3600.0) as server:
+            waiting = asyncio.ensure_future(question(server))
+            await until(lambda: bool(server.sampled))
+            waiting.cancel()
+            await until(lambda: server.sampled[0].ended != "")
+            assert (server.sampled[0].ended, server.sampled[0].sent) == ("client_gone", 0)
+
+    run(scenario)
+
+
 def test_stall_is_over_after_its_time() -> None:
     async def scenario() -> None:
         async with server_with(Fault(kind=FaultKind.STALL, after_tokens=3, stall_s=0.01)) as server:

@@ -31,6 +31,8 @@ class Delivery:
     token_latency_s: float
     set_version: Callable[[int], None]
     version: Callable[[], int]
+    split_characters: bool
+    """Whether an event's first character beyond ASCII lies across two chunks of the connection."""
     sent: int = 0
     _struck: bool = False
 
@@ -49,7 +51,7 @@ class Delivery:
         fault = self.out.fault
         if fault is not None and await self._strike(fault):
             return self._broken(web.Response())
-        text = json.dumps(self.wire.whole(self.out))
+        text = json.dumps(self.wire.whole(self.out), ensure_ascii=False)
         if fault is not None and fault.kind is FaultKind.TRUNCATED:
             self._end(FAULT)
             text = text[: len(text) // 2]
@@ -75,9 +77,16 @@ class Delivery:
             if event.ends:
                 self.sent = event.sent
                 self._end(DONE)
-            await response.write(_event_bytes(event))
+            for data in self._chunks(_event_bytes(event)):
+                await response.write(data)
             self.sent = event.sent
         return response
+
+    def _chunks(self, data: bytes) -> list[bytes]:
+        first = next((place for place, byte in enumerate(data) if byte > 0x7F), None)
+        if first is None or not self.split_characters:
+            return [data]
+        return [data[: first + 1], data[first + 1 :]]
 
     async def _strike(self, fault: Fault) -> bool:
         """True where the connection is to be reset now."""

@@ -41,7 +41,8 @@ class Turn(_Part):
     tools: tuple[ToolCall, ...] = ()
     """Several: called in parallel."""
     bytewise: bool = False
-    """Every character beyond ASCII is sampled as one token a byte."""
+    """Every character beyond ASCII is sampled as one token a byte, and in each event of a stream the first
+    one lies across two chunks of the connection."""
     noncanonical: float | None = Field(default=None, ge=0, le=1)
     """Chance of this reply to be tokenised otherwise than its text encodes; None: its behaviour's."""
     usage: dict[str, JsonValue] | None = None

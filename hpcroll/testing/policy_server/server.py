@@ -258,7 +258,14 @@ class PolicyServer:
         )
         self._template.remember(session, prompt, reply.draft, reply.ids)
         delivery = Delivery(
-            request, wire, out, entry, self._token_latency_s, self.set_version, lambda: self._version
+            request,
+            wire,
+            out,
+            entry,
+            self._token_latency_s,
+            self.set_version,
+            lambda: self._version,
+            split_characters=choice.turn.bytewise,
         )
         response = await delivery.run(stream=bool(body.get("stream")))
         return response, entry.sampled.ended == DONE
