@@ -43,8 +43,8 @@ def partial_trajectory(spool: Spool, ref: RolloutRef, *, attempt: int | None = N
     found = list(attempts_at(spool, ref))
     wanted = [one for one in found if attempt in (None, one.attempt)]
     if not wanted:
-        which = "no attempt yet" if attempt is None else f"no attempt {attempt}"
-        raise ConfigError(f"rollout {ref}: {which}; see `hpcroll logs {spool.paths.root} --rollout {ref}`")
+        which = "no committed result yet and no attempt" if attempt is None else f"no attempt {attempt}"
+        raise ConfigError(f"rollout {ref} has {which}; see `hpcroll status {spool.paths.root}`")
     for one in reversed(wanted):
         calls, gaps = _journalled(spool, ref, one)
         if calls or gaps:

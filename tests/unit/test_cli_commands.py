@@ -85,6 +85,19 @@ def test_show_prints_a_trajectory_and_names_one_that_is_not_there(
     assert command("show", run.path, "nonsense") == 2
 
 
+def test_rows_are_counted_over_a_run_and_for_each_rollout(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.cancel()
+    capsys.readouterr()
+    assert command("shards", "stats", run.path, "--rollouts", "--json") == 0
+    listing = json.loads(capsys.readouterr().out)
+    assert listing["total"]["rollouts"] == len(listing["rollouts"]) == 6
+    assert listing["total"]["merged_rows"] == 0
+    assert command("shards", "stats", run.path) == 0
+    assert re.search(r"call rows +0", capsys.readouterr().out)
+
+
 def test_shards_are_listed_and_printed_as_json_lines(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run.cancel()
     capsys.readouterr()

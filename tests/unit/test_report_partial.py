@@ -40,7 +40,7 @@ def test_attempt_under_way_is_shown_as_far_as_its_journal_goes(tmp_path: Path) -
     spool = make_spool(tmp_path / "run")
     [ref, *_] = submit(spool, 1, samples=1).refs
     run = Run.open(spool.paths.root)
-    with pytest.raises(ConfigError, match="no attempt yet"):
+    with pytest.raises(ConfigError, match="no committed result yet and no attempt"):
         run.partial_trajectory(ref.rollout_id)
     worker = start_worker(spool)
     claim = worker.claim()

@@ -312,6 +312,13 @@ def test_reply_that_was_cut_off_is_kept_and_not_trained_on_and_its_retry_holds_t
     assert built.masked == ("2 sampled tokens: the agent never had the reply whole: the agent went away",)
 
 
+def test_reply_that_came_whole_is_used_where_its_repetition_was_cut_off() -> None:
+    built = build([call(0, [1, 2], [3]), call(1, [1, 2], [4], error="time limit")])
+    assert ids(built) == [[1, 2, 3], [1, 2, 4]]
+    assert [int(tokens.loss_mask.sum()) for tokens in built.tokens] == [1, 0]
+    assert built.segments[1].ended == SegmentStart.RETRY
+
+
 def test_reply_that_was_cut_off_at_the_end_stays_at_the_end() -> None:
     built = build([call(0, [1, 2], [3]), call(1, [1, 2, 3, 4], [5], error="time limit")])
     assert ids(built) == [[1, 2, 3, 4, 5]]
@@ -389,6 +396,17 @@ def test_summary_that_the_agent_goes_on_from_is_auxiliary_though_nobody_declared
     assert after.parent == Parent(segment_index=0, length=30)
     assert main.ended == SegmentStart.CONTEXT_REWRITTEN
     assert [int(tokens.loss_mask.sum()) for tokens in built.tokens] == [2, 0, 2]
+
+
+def test_summary_is_recognised_where_the_reply_before_it_came_back_in_other_tokens() -> None:
+    calls = summary("user")
+    rewritten = np.array([*SYSTEM, 1, 2, 3, 4, 5, 66, 70], np.uint32)
+    calls[2] = RecordedCall(
+        calls[2].call, CallTokens(rewritten, calls[2].tokens.sampled_ids, calls[2].tokens.logprobs)
+    )
+    main, aside, after = build(calls).segments
+    assert (aside.role, aside.began) == (SegmentRole.AUXILIARY, SegmentStart.CONTEXT_REWRITTEN)
+    assert (main.role, after.role) == (SegmentRole.MAIN, SegmentRole.MAIN)
 
 
 def test_last_action_before_old_messages_are_left_out_is_no_summary() -> None:
