@@ -12,15 +12,16 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError
 
+from hpcroll.config import EngineKind
 from hpcroll.contract import Record
 from hpcroll.errors import ConfigError, CorruptRecordError
 from hpcroll.fs.atomic import list_names, publish, read_fresh
 from hpcroll.fs.paths import RunPaths
 
 _BEAT_DIGITS = 20
-DEFAULT_KIND = "vllm"
-KINDS = ("vllm", "sglang")
+KINDS = tuple(kind.value for kind in EngineKind)
 """Engines whose API a gateway can speak."""
+DEFAULT_KIND = EngineKind.VLLM.value
 
 
 class Endpoint(Record):

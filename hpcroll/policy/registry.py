@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from hpcroll.fs.paths import RunPaths
 from hpcroll.policy.endpoints import DEFAULT_KIND, Endpoint, EndpointLease, EndpointWatch, register
 from hpcroll.policy.gates import GateWatch
 from hpcroll.policy.pauses import Pause, PauseMode, Pauses
+
+log = logging.getLogger(__name__)
 
 TRAINER = "trainer"
 """Whose pause it is where nobody says."""
@@ -171,11 +174,17 @@ class PolicyRegistry:
         max_s: float = 300.0,
         timeout_s: float | None = None,
     ) -> Iterator[PauseOutcome]:
-        """`pause` on entry, `resume` on exit: load and publish new weights in between."""
+        """`pause` on entry, `resume` on exit: publish and load new weights in between.
+
+        Logs a warning on exit where the pause was over before.
+        """
         try:
             yield self.pause(name=name, mode=mode, drain_s=drain_s, max_s=max_s, timeout_s=timeout_s)
         finally:
-            self.resume(name)
+            if not self.resume(name):
+                log.warning(
+                    "pause=%s ended before this; calls were admitted meanwhile (max_s %g)", name, max_s
+                )
 
     def pauses(self) -> tuple[Pause, ...]:
         """The pauses in force; one whose time is over counts until a gateway has noticed."""

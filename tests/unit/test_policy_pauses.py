@@ -134,6 +134,18 @@ def test_context_lifts_the_pause_also_after_an_error(paths: RunPaths) -> None:
     assert registry.pauses() == ()
 
 
+def test_context_says_where_its_pause_was_over_before_it(
+    paths: RunPaths, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = PolicyRegistry(paths)
+    with registry.paused():
+        pass
+    assert not caplog.records
+    with registry.paused():
+        Pauses(paths).lift("trainer")  # as a worker does when its time is over
+    assert "calls were admitted meanwhile" in caplog.text
+
+
 @pytest.mark.parametrize(
     "bounds", [{"drain_s": 10, "max_s": 10}, {"drain_s": -1}, {"max_s": 0}, {"mode": "abort"}, {"name": ""}]
 )
