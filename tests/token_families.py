@@ -9,6 +9,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from hypothesis import strategies as st
+
 from hpcroll.gateway.tokens import TokenRenderer
 from hpcroll.testing.tiny_tokenizer import tiny_tokenizer
 
@@ -71,6 +73,23 @@ BASH = {
 }
 TOOLS = (BASH,)
 
+SNIPPETS = (
+    "<think>",
+    "</think>",
+    "<think>\nLet me see.\n</think>\n\n",
+    "Grüße 你好 \U0001f600!",
+    " ",
+    "\n\n",
+    '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>',
+    "<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>ls</arg_value>\n</tool_call>",
+    "<tool_call>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>",
+    "<tool_call>",
+    "</tool_call>",
+    "not {json",
+    '{"name": "bash", "parameters": {"command": "ls"}}',
+)
+"""What looks like replies, or like parts of them."""
+
 
 @cache
 def tokenizer_file() -> Path:
@@ -107,3 +126,30 @@ def resplit(renderer: TokenRenderer, ids: list[int], random: Random, share: floa
         else:
             result += [single[pieces[token][at : at + 1]] for at in range(len(pieces[token]))]
     return result
+
+
+def spell(renderer: TokenRenderer, text: str) -> list[int]:
+    """The ids of `text` with no control token among them."""
+    return renderer.tokenizer.encode(renderer.tokenizer.guard(text))
+
+
+@st.composite
+def samples(draw: st.DrawFn, name: str) -> list[int]:
+    """Ids of any kind: noise, control tokens, control tokens that are spelt, and what looks like replies."""
+    renderer = family(name)
+    size = len(renderer.tokenizer.pieces or ())
+    ids: list[int] = []
+    for kind in draw(st.lists(st.sampled_from(["noise", "control", "snippet", "spelt"]), max_size=8)):
+        if kind == "noise":
+            ids += draw(st.lists(st.integers(0, size - 1), max_size=6))
+        elif kind == "control":
+            ids.append(draw(st.sampled_from(sorted(renderer.tokenizer.control_ids))))
+        elif kind == "snippet":
+            ids += renderer.tokenizer.encode(draw(st.sampled_from(SNIPPETS)))
+        else:
+            ids += spell(renderer, draw(st.sampled_from(SNIPPETS)))
+    if draw(st.booleans()):
+        ids = resplit(renderer, ids, Random(draw(st.integers(0, 3))))
+    if draw(st.booleans()):
+        ids.append(renderer.stop_ids[0])
+    return ids

@@ -23,7 +23,7 @@ from hpcroll.gateway.tokens import (
     TokenRenderer,
     Why,
 )
-from tests.token_families import TOOLS, family, resplit
+from tests.token_families import FAMILIES, TOOLS, family, resplit, samples
 
 seeded = settings(derandomize=True, deadline=None, max_examples=60)
 Message = dict[str, Any]
@@ -68,16 +68,18 @@ class Session:
                 for number in range(calls)
             ],
         }
-        self._answer(rendered, tools, sampled_of(self.renderer, reply), cut)
-        return rendered, self.calls[-1][1].message
-
-    def _answer(self, rendered: Rendered, tools: Sequence[Any], ids: list[int], cut: bool) -> None:
+        ids = sampled_of(self.renderer, reply)
         ids = resplit(self.renderer, ids[: len(ids) // 2] if cut else ids, self.random)
+        return rendered, self.answer(rendered, ids, tools)
+
+    def answer(self, rendered: Rendered, ids: list[int], tools: Sequence[Any] = TOOLS) -> Message:
+        """`ids` are sampled: the message that the agent gets."""
         stream = self.conversation.stream(rendered, tools)
         stream.feed(ids)
         finished = stream.finish()
         self.conversation.reply(rendered, finished)
         self.calls.append((rendered, finished))
+        return finished.message
 
     def sequence(self, call: int) -> list[int]:
         """Prompt and sample of a call."""
@@ -359,6 +361,33 @@ def test_thinking_that_a_limit_cut_off_does_not_stay_open() -> None:
     prompt, _ = session.ask([*START, sent_back(reply), {"role": "user", "content": "go on"}])
     assert continues(prompt, session.sequence(0))
     assert text_of(session.renderer, prompt.ids.tolist()).count("go on") == 1
+
+
+def test_ids_behind_the_end_of_a_turn_are_never_dropped_in_silence() -> None:
+    session = Session(family("qwen3", ALL))
+    encode = session.renderer.tokenizer.encode
+    first = session.conversation.prompt(START, TOOLS, call_index=0)
+    reply = session.answer(first, encode("Done.<|im_end|>\nmore"))
+    prompt, _ = session.ask([*START, reply, {"role": "user", "content": "go on"}])
+    # The package would cut them off: what was sampled would not be what the next turn is given.
+    assert (prompt.how, prompt.why) == (How.RENDERED, Why.BRIDGE_REFUSED)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(derandomize=True, deadline=None, max_examples=25)
+@given(data=st.data())
+def test_whatever_is_sampled_is_gone_on_from_exactly_or_rendered(name: str, data: st.DataObject) -> None:
+    session = Session(family(name, None if name == "llama-3" else ALL))
+    messages = list(START)
+    for index in range(3):
+        prompt = session.conversation.prompt(messages, TOOLS, call_index=index)
+        if index:
+            assert prompt.how is How.BRIDGED or prompt.why is Why.BRIDGE_REFUSED
+            assert prompt.how is How.RENDERED or continues(prompt, session.sequence(index - 1))
+        reply = session.answer(prompt, data.draw(samples(name)))
+        messages += [sent_back(reply), *results(reply)]
+        if not reply.get("tool_calls"):
+            messages.append({"role": "user", "content": "go on"})
 
 
 def test_a_call_that_failed_leaves_nothing_to_go_on_from() -> None:

@@ -14,25 +14,10 @@ from hypothesis import strategies as st
 
 from hpcroll.gateway.chat import Delta, MessageBuilder
 from hpcroll.gateway.tokens import Finished, ReplyStream, TokenRenderer
-from tests.token_families import FAMILIES, TOOLS, family, resplit
+from tests.token_families import FAMILIES, TOOLS, family, resplit, samples, spell
 
 seeded = settings(derandomize=True, deadline=None, max_examples=25)
 QUESTION = [{"role": "user", "content": "Count the files."}]
-SNIPPETS = (
-    "<think>",
-    "</think>",
-    "<think>\nLet me see.\n</think>\n\n",
-    "Grüße 你好 \U0001f600!",
-    " ",
-    "\n\n",
-    '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>',
-    "<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>ls</arg_value>\n</tool_call>",
-    "<tool_call>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>",
-    "<tool_call>",
-    "</tool_call>",
-    "not {json",
-    '{"name": "bash", "parameters": {"command": "ls"}}',
-)
 
 
 def prompt_of(renderer: TokenRenderer) -> np.ndarray:
@@ -53,33 +38,6 @@ def together(deltas: Sequence[Delta]) -> object:
     for delta in deltas:
         builder.add(delta)
     return builder.message()
-
-
-def spell(renderer: TokenRenderer, text: str) -> list[int]:
-    """The ids of `text` with no control token among them."""
-    return renderer.tokenizer.encode(renderer.tokenizer.guard(text))
-
-
-@st.composite
-def samples(draw: st.DrawFn, name: str) -> list[int]:
-    """Ids of any kind: noise, control tokens, control tokens that are spelt, and what looks like replies."""
-    renderer = family(name)
-    size = len(renderer.tokenizer.pieces or ())
-    ids: list[int] = []
-    for kind in draw(st.lists(st.sampled_from(["noise", "control", "snippet", "spelt"]), max_size=8)):
-        if kind == "noise":
-            ids += draw(st.lists(st.integers(0, size - 1), max_size=6))
-        elif kind == "control":
-            ids.append(draw(st.sampled_from(sorted(renderer.tokenizer.control_ids))))
-        elif kind == "snippet":
-            ids += renderer.tokenizer.encode(draw(st.sampled_from(SNIPPETS)))
-        else:
-            ids += spell(renderer, draw(st.sampled_from(SNIPPETS)))
-    if draw(st.booleans()):
-        ids = resplit(renderer, ids, Random(draw(st.integers(0, 3))))
-    if draw(st.booleans()):
-        ids.append(renderer.stop_ids[0])
-    return ids
 
 
 @pytest.mark.parametrize("name", FAMILIES)
