@@ -17,7 +17,7 @@ __all__ = ["AgentSession", "Harness", "Installed", "ModelEndpoint", "ModelWatch"
 
 
 class ModelWatch(Protocol):
-    """What the gateway knows of a session: why its latest call got no reply."""
+    """What the gateway knows of a session: its calls, and why the latest got no reply."""
 
     @property
     def limit(self) -> StopReason | None:
@@ -27,6 +27,11 @@ class ModelWatch(Protocol):
     @property
     def error(self) -> HpcrollError | None:
         """`ModelError` or `SpoolError`."""
+        ...
+
+    @property
+    def calls(self) -> Sequence[object]:
+        """The calls so far."""
         ...
 
 

@@ -50,9 +50,10 @@ class BlackBoxOptions(Strict):
 class BlackBoxHarness:
     """Runs `program` in the sandbox; a subclass that names its program is a harness.
 
-    The program's exit ends the rollout: `exited` with one of the program's codes of success, else the
-    gateway's limit or error where it refused the last call, else `HarnessError` with the program's last
-    words. Its output is the answer where it has one.
+    The program's exit ends the rollout. Where the gateway refused its last call, that limit or error
+    says how, whatever the program made of it; else one of its codes of success is `exited`, and any other
+    code, or no model call at all, is a `HarnessError` with its last words. Its output is the answer where
+    it has one.
     """
 
     Options: ClassVar[type[Strict]] = BlackBoxOptions
@@ -132,13 +133,13 @@ class BlackBoxHarness:
         if session.model is not None and session.model.limit is not None:
             return session.model.limit
         assert result is not None, "only what the gateway refused is stopped"
-        if result.exit_code in self.program.success:
+        silent = session.model is not None and not session.model.calls
+        if result.exit_code in self.program.success and not silent:
             return StopReason.EXITED
         if (result.exit_code is None or result.exit_code < 0) and not await session.sandbox.alive():
             raise SandboxError(f"rollout {session.rollout_id}: the sandbox died under its agent")
-        raise HarnessError(
-            f"{self.program.name} {self.version} exited with {result.exit_code}: {_last_words(result)}"
-        )
+        ending = f"{result.exit_code}{' without a model call' if silent else ''}: {_last_words(result)}"
+        raise HarnessError(f"{self.program.name} {self.version} exited with {ending}")
 
     def _action(self, argv: Sequence[str], started: float, result: ExecResult | None) -> Action:
         """The program as an action: its exit code and how much it said."""

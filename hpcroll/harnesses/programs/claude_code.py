@@ -31,6 +31,7 @@ class ClaudeCode(BlackBoxHarness):
             "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "${context_tokens}",
             "CLAUDE_CODE_AUTO_COMPACT_WINDOW": "${context_tokens}",
             "CLAUDE_CODE_MAX_RETRIES": "3",
+            "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # a line of the prompt that differs each time
             "DISABLE_AUTOUPDATER": "1",
             "BASH_DEFAULT_TIMEOUT_MS": "${command_timeout_ms}",
             "IS_SANDBOX": "1",  # it refuses to skip its questions as root otherwise

@@ -29,7 +29,11 @@ class GeminiCli(BlackBoxHarness):
                 "security": {"auth": {"selectedType": "gemini-api-key"}},
                 "privacy": {"usageStatisticsEnabled": False},
                 "telemetry": {"enabled": False},
-                "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False},
+                "general": {
+                    "enableAutoUpdate": False,
+                    "enableAutoUpdateNotification": False,
+                    "maxAttempts": 3,
+                },
                 # A share of the 2^20 tokens that it believes every model to have.
                 "model": {"compressionThreshold": "${prompt_share}"},
             }

@@ -47,5 +47,6 @@ class OpenCode(BlackBoxHarness):
             }
         },
         answer=Answer.STDOUT,
+        success=(0, 1),  # 1 after any call that failed, the ones that it got over too
         version_argv=(_PROGRAM, "--version"),
     )

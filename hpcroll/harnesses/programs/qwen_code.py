@@ -30,6 +30,8 @@ class QwenCode(BlackBoxHarness):
                 "general": {"enableAutoUpdate": False},
                 "privacy": {"usageStatisticsEnabled": False},
                 "telemetry": {"enabled": False},
+                # A call after the work, for sessions that never come.
+                "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False},
                 "model": {
                     "generationConfig": {"contextWindowSize": "${context_tokens}", "maxRetries": 3},
                 },
