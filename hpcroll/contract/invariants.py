@@ -6,6 +6,8 @@ or node (7) takes two records to show and is not checked here.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -39,6 +41,7 @@ def check(
         *(line for pair in zip(record.segments, tokens, strict=True) for line in _facts(*pair)),
         *_parents(trajectory),
         *_placement(trajectory),
+        *_policies(trajectory),
         *(_against_journal(trajectory, calls) if calls is not None else ()),
         *_outcome(record),
         *(() if allow_shaped_logprobs else _shaped(trajectory)),
@@ -121,6 +124,29 @@ def _placement(trajectory: Trajectory) -> Iterator[str]:
         counted, found = call.usage.completion_counted, lengths.get(call.call_index, 0)
         if counted != found:
             yield f"3: call {call.call_index}: {counted} tokens were counted, {found} are accounted for"
+
+
+def _policies(trajectory: Trajectory) -> Iterator[str]:
+    """Each policy run says no other policy, and no other versions, than the call that it is part of."""
+    calls = {call.call_index: call for call in trajectory.record.calls}
+    spans: dict[int, list[CallSpan]] = defaultdict(list)
+    for span in sorted(trajectory.record.call_spans, key=lambda span: span.start):
+        spans[span.segment_index].append(span)
+    for segment in trajectory.record.segments:
+        own = spans[segment.segment_index]
+        for run in segment.policy_runs:
+            position = bisect_right(own, run.start, key=lambda span: span.start) - 1
+            call = calls.get(own[position].call_index) if position >= 0 else None
+            said = None if call is None else call.policy
+            if said is None:
+                continue  # spans and runs that do not match are named elsewhere
+            same = (run.policy_name, run.lineage) == (said.policy_name, said.lineage)
+            if not (same and said.version_low <= run.version_low <= run.version_high <= said.version_high):
+                yield (
+                    f"1: segment {segment.segment_index}: the policy run at {run.start} is of "
+                    f"{run.policy_name}/{run.lineage}@{run.version_low}..{run.version_high}, its call of "
+                    f"{said.policy_name}/{said.lineage}@{said.version_low}..{said.version_high}"
+                )
 
 
 def _against_journal(trajectory: Trajectory, calls: Sequence[RecordedCall]) -> Iterator[str]:

@@ -69,6 +69,11 @@ def _shaped(t: Trajectory) -> Trajectory:
     return with_record(t, calls=tuple(calls))
 
 
+def _with_run(t: Trajectory, **fields: Any) -> Trajectory:
+    first, *rest = t.record.segments[0].policy_runs
+    return with_segment(t, 0, policy_runs=(first.model_copy(update=fields), *rest))
+
+
 def _parent_differs(t: Trajectory) -> Trajectory:
     tokens = list(t.tokens)
     child = tokens[forked(t)]
@@ -81,6 +86,8 @@ BREAKS: dict[str, tuple[str, Callable[[Trajectory], Trajectory]]] = {
     "wrong dtype": ("1", lambda t: with_tokens(t, ids=lambda a: a.astype(np.int64))),
     "missing arrays": ("1", lambda t: Trajectory(t.record, t.tokens[1:])),
     "policy run lost": ("1", lambda t: with_segment(t, 0, policy_runs=t.record.segments[0].policy_runs[1:])),
+    "policy run of another version": ("1", lambda t: _with_run(t, version_high=99)),
+    "policy run of another policy": ("1", lambda t: _with_run(t, lineage="other")),
     "sampled without logprob": ("2", lambda t: with_tokens(t, logprobs=put(first_sampled(t), np.nan))),
     "infinite logprob": ("2", lambda t: with_tokens(t, logprobs=put(first_sampled(t), -np.inf))),
     "context with logprob": ("2", lambda t: with_tokens(t, logprobs=put(0, 0.0))),
