@@ -16,7 +16,8 @@ from renderers.qwen3 import Qwen3Renderer
 
 from hpcroll.errors import ConfigError
 from hpcroll.testing.policy_server import PolicyServer, Sampled, Turn
-from hpcroll.testing.policy_server.template import Draft
+from hpcroll.testing.policy_server.deltas import deltas
+from hpcroll.testing.policy_server.reply import Reply, make_reply
 from hpcroll.testing.tiny_tokenizer import tiny_tokenizer
 from tests.policy_client import BASH, PROMPT, WIRES, ask, bash, request_body, run, script, tokens_of, user
 
@@ -231,27 +232,24 @@ def test_reply_without_a_limit_is_as_long_as_each_engine_lets_it(wire: str, most
     run(scenario)
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_reply_may_be_cut_anywhere_and_shows_its_calls_as_text(template: str) -> None:
-    async def scenario() -> None:
-        async with serve(TURN, template=template, noncanonical=0.0) as server:
-            length = sum(len(part.ids) for part in server.template.render_reply(_draft()))
-            for most in range(1, length, 3):
-                reply = await ask(server, [user(PROMPT)], tools=[BASH], max_tokens=most)
-                events = await ask(server, [user(PROMPT)], tools=[BASH], max_tokens=most, stream=True)
-                message = reply["choices"][0]["message"]
-                assert reply["choices"][0]["finish_reason"] == "length"
-                assert "tool_calls" not in message
-                assert len(server.sampled[-1].sampled_ids) == most
-                assert shown(events, "content") == (message["content"] or "")
-                assert shown(events, "reasoning_content") == message.get("reasoning_content", "")
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_reply_may_be_cut_anywhere_and_shows_its_calls_as_text(name: str) -> None:
+    template = PolicyServer(template=name).template
 
-    run(scenario)
+    def cut(most: int) -> Reply:
+        return make_reply(TURN, template, seed=1, identity=("r",), noncanonical=1.0, max_tokens=most)
 
-
-def _draft() -> Draft:
-    calls = [{"function": {"name": "bash", "arguments": call.argument_text()}} for call in TURN.tools]
-    return Draft(TURN.text, TURN.reasoning, tuple(calls))
+    whole = cut(10_000)
+    for most in range(1, len(whole.ids)):
+        reply = cut(most)
+        assert (reply.ids, reply.finish_reason) == (whole.ids[:most], "length")
+        assert "tool_calls" not in reply.message()
+        pieces = list(deltas(reply, template.vocabulary, strips_newlines=template.strips_newlines))
+        assert [stop for _, _, stop in pieces][-1] == most
+        assert [start for _, start, _ in pieces] == [0, *(stop for _, _, stop in pieces[:-1])]
+        assert "".join(delta.get("content", "") for delta, _, _ in pieces) == reply.text
+        assert "".join(delta.get("reasoning_content", "") for delta, _, _ in pieces) == reply.reasoning
+    assert [call["function"]["name"] for call in whole.tool_calls] == ["bash", "bash"]
 
 
 @pytest.mark.parametrize("wire", WIRES)
