@@ -170,7 +170,7 @@ class Call(Record):
     """Why the call gave no reply; its tokens, if any, were never shown to the agent."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class FoldedPrompt:
     """A prompt as the first `keep` ids of an earlier call (its prompt, then its samples), then `tail`.
 
