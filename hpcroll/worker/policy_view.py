@@ -56,6 +56,8 @@ class PolicyView:
         self._policy = PolicyId(policy_name=policy_name, lineage=UNPUBLISHED, version_low=0, version_high=0)
         self._history: tuple[PolicyId, ...] = ()
         self._refreshing: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._next_read: asyncio.Task[None] | None = None
 
     def upstreams(self) -> tuple[Upstream, ...]:
         """The registered servers whose heartbeat moves."""
@@ -75,10 +77,10 @@ class PolicyView:
         A trainer publishes a version before an engine loads it, so that whatever an engine sampled until
         now is at most of this version. Where the registry cannot be read, what is known stands.
         """
-        try:
-            self._note(await asyncio.to_thread(self._registry.latest, self._name))
-        except (OSError, HpcrollError) as error:
-            log.warning("policy registry not read: %s", error)
+        # Whoever asks while a read is under way shares the next one with all others who do.
+        if self._next_read is None:
+            self._next_read = asyncio.create_task(self._read_latest(after=self._reading))
+        await asyncio.shield(self._next_read)
         return self._policy
 
     async def __aenter__(self) -> Self:
@@ -97,9 +99,21 @@ class PolicyView:
             self._refreshing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._refreshing
+        for reading in (self._reading, self._next_read):
+            if reading is not None:
+                await reading
         if self._gate is not None:
             with contextlib.suppress(OSError):  # the word of this worker's parent does as well
                 await asyncio.to_thread(self._gate.withdraw)
+
+    async def _read_latest(self, *, after: asyncio.Task[None] | None) -> None:
+        if after is not None:
+            await after
+        self._reading, self._next_read = self._next_read, None
+        try:
+            self._note(await asyncio.to_thread(self._registry.latest, self._name))
+        except (OSError, HpcrollError) as error:
+            log.warning("policy registry not read: %s", error)
 
     async def _keep_fresh(self) -> None:
         while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from hpcroll.fs import RunPaths, make_directories
 from hpcroll.gateway import Gateway, GatewaySession, Journal, read_journal
 from hpcroll.gateway.admission import Admission
 from hpcroll.gateway.attribution import PolicySource
-from hpcroll.policy import Gate, GateReport, PauseOutcome, Pauses, PolicyRegistry
+from hpcroll.policy import Gate, GateReport, PauseOutcome, Pauses, PolicyRegistry, PolicyVersion
 from hpcroll.testing.harness_suite import until
 from hpcroll.worker import policy_view
 from hpcroll.worker.policy_view import PolicyView
@@ -357,6 +358,45 @@ def test_version_published_during_a_call_is_in_its_range_although_no_look_came_b
             server.version = 4
             await post(session)
             assert ranges(session) == [("main", 3, 5), ("main", 4, 4)]
+
+    run(scenario)
+
+
+def test_calls_that_end_together_share_a_read_that_began_after_each_of_them(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_view, "REFRESH_S", 3600.0)
+
+    async def scenario() -> None:
+        registry = PolicyRegistry(paths)
+        registry.publish(0, weights="w")
+        async with bench(paths) as it:
+            reads = 0
+            began, goes_on = threading.Event(), threading.Event()
+            latest = PolicyRegistry.latest
+
+            def slow(self: PolicyRegistry, name: str | None = None) -> PolicyVersion | None:
+                nonlocal reads
+                reads += 1
+                found = latest(self, name)
+                began.set()
+                assert goes_on.wait(30)
+                return found
+
+            monkeypatch.setattr(PolicyRegistry, "latest", slow)
+            first = asyncio.ensure_future(it.view.policy_now())
+            await asyncio.to_thread(began.wait, 30)
+            monkeypatch.setattr(PolicyRegistry, "latest", latest)
+            registry.publish(1, weights="w")
+            monkeypatch.setattr(PolicyRegistry, "latest", slow)
+            later = [asyncio.ensure_future(it.view.policy_now()) for _ in range(50)]
+            await asyncio.sleep(0)
+            later[0].cancel()
+            goes_on.set()
+            # The read that was under way had begun before the publication: it is not theirs.
+            assert {policy.version_high for policy in await asyncio.gather(*later[1:])} == {1}
+            await first
+            assert reads == 2
 
     run(scenario)
 
