@@ -51,6 +51,7 @@ class Exchange:
         self._policy_before = self._policy_after = session.services.policy.known()
         self._started_at = time.time()
         self._started = time.monotonic()
+        self._tools_sha256: str | None = None
         self._first_token_s: float | None = None
         self._accepted: Accepted | None = None
         self._reply = ReplyReader()
@@ -140,6 +141,8 @@ class Exchange:
         if self._turn is not None:
             await self._render(self._turn)
         accepted = self._accepted = await self._send()
+        # While the server is busy with the prompt.
+        self._tools_sha256 = self._request.tools_sha256
         where = accepted.upstream.base_url
         engine = engine_of(accepted.upstream.kind, self._config)
         reading = engine.reading(stream=self._request.stream)
@@ -262,7 +265,7 @@ class Exchange:
             messages_from=self._ticket.messages.keep,
             messages=self._ticket.messages.new,
             reply=reply.message if error is None else None,
-            tools_sha256=request.tools_sha256,
+            tools_sha256=self._tools_sha256 or request.tools_sha256,
             error=error,
         )
         return RecordedCall(call, reply.tokens())

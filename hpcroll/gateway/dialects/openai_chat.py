@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Mapping
 from typing import Any, ClassVar
+
+from pydantic_core import to_json
 
 from hpcroll.contract import Sampling
 from hpcroll.gateway.chat import (
@@ -246,4 +247,4 @@ def _usage(reply: Reply) -> dict[str, int]:
 
 
 def _event(data: Mapping[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data).encode() + b"\n\n"
+    return b"data: " + to_json(data) + b"\n\n"
