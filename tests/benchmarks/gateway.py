@@ -30,6 +30,7 @@ import aiohttp
 from tests.benchmarks import gateway_servers as servers
 from tests.benchmarks.gateway_client import Load, Sample, at_once, in_turns
 from tests.benchmarks.gateway_conversation import REPLY_TOKENS, TURNS
+from tests.benchmarks.gateway_process import journal_file
 from tests.benchmarks.gateway_servers import Server
 
 PEERS = Path(os.environ.get("HPCROLL_TEST_PEERS", "/var/lib/hpcroll-test/peers"))
@@ -202,7 +203,7 @@ async def measure(folder: Path, peers: Path, rounds: int, say: Callable[[str], N
         connector = aiohttp.TCPConnector(limit=0)
         client = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
         upstream = await stack.enter_async_context(servers.upstream(sessions))
-        ours = await stack.enter_async_context(servers.gateway(upstream, folder / "journal", sessions))
+        ours = await stack.enter_async_context(servers.gateway(upstream, folder, sessions))
         peer = await stack.enter_async_context(servers.peer(upstream, peers, folder, sessions))
         bench = Bench(client, {DIRECT: upstream, OURS: ours, PEER: peer})
         await bench.one_session(1, TURNS)  # the first calls import and connect
@@ -213,7 +214,7 @@ async def measure(folder: Path, peers: Path, rounds: int, say: Callable[[str], N
         await report.take("_256_busy", BUSY, bench.crowd(BUSY, 1, (DIRECT, OURS)))
         report.flood(await report.take("_flood", FLOOD, bench.crowd(FLOOD, 1)))
         report.waits(json.loads((await ours.stop()).splitlines()[-1]))
-    servers.check_journal(folder / "journal", bench.recorded_calls)
+    servers.check_journal(journal_file(folder), bench.recorded_calls)
     report.figures["fdatasync_ms_p50"] = fdatasync_ms(folder)
     return " ".join(f"{name}={value:.3f}" for name, value in report.figures.items())
 

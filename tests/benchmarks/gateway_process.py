@@ -1,6 +1,6 @@
-"""A gateway as a worker runs it, in a process of its own: real journal, one session for each client.
+"""A gateway as a worker runs it, in a process of its own: journal, registry, a session for each client.
 
-    python -m tests.benchmarks.gateway_process UPSTREAM JOURNAL SESSIONS
+    python -m tests.benchmarks.gateway_process UPSTREAM FOLDER SESSIONS
 
 Prints one line of JSON, `{"base_url": ..., "keys": [...]}`, and serves until SIGTERM; then prints the waits
 for the journal, `[[ended_at, seconds], ...]` on the monotonic clock.
@@ -18,7 +18,12 @@ from pathlib import Path
 
 from hpcroll.config import ModelConfig
 from hpcroll.contract import RecordedCall, Rollout, RolloutRef, Task
+from hpcroll.fs import RunPaths, make_directories
 from hpcroll.gateway import Gateway, Journal
+from hpcroll.gateway.admission import Admission
+from hpcroll.gateway.attribution import PolicySource
+from hpcroll.policy import PolicyRegistry
+from hpcroll.worker.policy_view import PolicyView
 from tests.benchmarks.gateway_conversation import MODEL
 
 _SEGMENT = "0" * 16
@@ -48,19 +53,31 @@ def _rollout(ordinal: int) -> Rollout:
     return Rollout(ref=ref, task=task, sample_index=0, group_size=1)
 
 
-async def serve(upstream: str, journal_path: Path, sessions: int) -> None:
+def journal_file(folder: Path) -> Path:
+    """Where the gateway that serves in `folder` keeps its journal."""
+    return RunPaths(folder).journal_file("bench")
+
+
+async def serve(upstream: str, folder: Path, sessions: int) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     config = ModelConfig(name=MODEL, endpoints=(upstream,), rollout_tokens=1 << 40)
-    journal = TimedJournal(journal_path)
+    paths = RunPaths(folder)
+    make_directories(list(paths.directories()))
+    PolicyRegistry(paths, name=MODEL).publish(7, weights=None)
+    journal = TimedJournal(journal_file(folder))
     journal.open()
-    gateway = Gateway(config, journal=journal)
-    await gateway.start()
-    endpoints = [gateway.open_session(_rollout(ordinal), 1).outside for ordinal in range(sessions)]
-    ready = {"base_url": endpoints[0].base_url, "keys": [endpoint.api_key for endpoint in endpoints]}
-    print(json.dumps(ready), flush=True)
-    await stop.wait()
-    await gateway.close()
+    admission = Admission()
+    async with PolicyView(paths, MODEL, admission=admission) as view:
+        # The upstream does not name its version: the registry is read anew at the end of every call.
+        policy = PolicySource(known=view.policy, read=view.policy_now, history=view.history)
+        gateway = Gateway(config, journal=journal, policy=policy, admission=admission)
+        await gateway.start()
+        endpoints = [gateway.open_session(_rollout(ordinal), 1).outside for ordinal in range(sessions)]
+        ready = {"base_url": endpoints[0].base_url, "keys": [endpoint.api_key for endpoint in endpoints]}
+        print(json.dumps(ready), flush=True)
+        await stop.wait()
+        await gateway.close()
     await journal.close()
     print(json.dumps(journal.waits), flush=True)
 

@@ -67,9 +67,9 @@ async def upstream(sessions: int) -> AsyncIterator[Server]:
 
 
 @asynccontextmanager
-async def gateway(upstream: Server, journal: Path, sessions: int) -> AsyncIterator[Server]:
-    """hpcroll's gateway."""
-    argv = ("-m", "tests.benchmarks.gateway_process", upstream.route.base_url, str(journal), str(sessions))
+async def gateway(upstream: Server, folder: Path, sessions: int) -> AsyncIterator[Server]:
+    """hpcroll's gateway; what it writes goes into `folder`."""
+    argv = ("-m", "tests.benchmarks.gateway_process", upstream.route.base_url, str(folder), str(sessions))
     async with _process(sys.executable, *argv) as process:
         ready = json.loads(await asyncio.wait_for(process.stdout.readline(), _START_S))
         yield Server(process, Route(ready["base_url"], tuple(ready["keys"])))
