@@ -9,11 +9,10 @@ import json, os, subprocess, sys, urllib.error, urllib.request
 
 url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
 headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
-text = {"type": "string"}
-tools = [
-    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {key: text}}}}
-    for name, key in (("bash", "command"), ("submit", "answer"))
-]
+tools = []
+for name, key in (("bash", "command"), ("submit", "answer")):
+    parameters = {"type": "object", "properties": {key: {"type": "string"}}}
+    tools.append({"type": "function", "function": {"name": name, "parameters": parameters}})
 messages = [{"role": "user", "content": sys.stdin.read()}]
 while True:
     body = {"model": os.environ["OPENAI_MODEL"], "messages": messages, "tools": tools}

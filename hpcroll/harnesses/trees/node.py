@@ -63,17 +63,23 @@ def _unpack(archive: Archive, tree: Path) -> None:
             while reader.read(1 << 20) or watched.read(1 << 20):
                 pass
         if watched.digest() != archive.digest:
-            raise HarnessError(
-                f"agent archive {archive.path} is damaged: its SHA-256 begins with {watched.digest()}; "
-                f"run `hpcroll agents install {archive.name} --force`"
-            )
+            raise _damaged(archive, f"its SHA-256 begins with {watched.digest()}")
         part.rename(tree)
-    except (OSError, zstandard.ZstdError, tarfile.TarError) as error:
+    except (zstandard.ZstdError, tarfile.TarError, EOFError) as error:
+        raise _damaged(archive, str(error)) from error
+    except OSError as error:
         raise HarnessError(f"agent archive {archive.path} does not unpack: {error}") from error
     finally:
         if part.exists():
             remove_tree(part)
     _log.info("agent=%s tree=%s unpacked_s=%.1f", archive.stem, tree, time.monotonic() - started)
+
+
+def _damaged(archive: Archive, reason: str) -> HarnessError:
+    return HarnessError(
+        f"agent archive {archive.path} is damaged: {reason}; run `hpcroll agents install {archive.name} "
+        "--force`"
+    )
 
 
 class _Hashed:
