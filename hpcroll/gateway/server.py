@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -20,6 +21,7 @@ from hpcroll.gateway.endpoint import ModelEndpoint
 from hpcroll.gateway.exchange import Exchange
 from hpcroll.gateway.journal import Journal
 from hpcroll.gateway.outlet import Outlet, refuse
+from hpcroll.gateway.purpose import declared_purpose
 from hpcroll.gateway.refusal import Refusal, bad_request, wrong_key
 from hpcroll.gateway.session import GatewaySession, Services
 from hpcroll.gateway.tokens import TokenRenderer, load_renderer
@@ -159,10 +161,14 @@ def _answering(dialect: Dialect, session_of: _SessionOf, answer: _Answer) -> _Ha
 
 def _answering_call(route: str) -> _Answer:
     async def answer(dialect: Dialect, session: GatewaySession, http: web.Request) -> web.StreamResponse:
-        caller = dialect.read(await _read(http, route))
+        call = await _read(http, route)
+        caller = dialect.read(call)
         session.admit()
         outlet = Outlet(http, dialect, caller)
-        return await Exchange(session, caller.request, dialect.name, outlet).run()
+        path_model, model = http.match_info.get("model"), session.services.config.name
+        purpose = declared_purpose(caller.request, call, path_model=path_model, model=model)
+        request = replace(caller.request, purpose=purpose)
+        return await Exchange(session, request, dialect.name, outlet).run()
 
     return answer
 

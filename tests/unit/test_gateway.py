@@ -153,6 +153,30 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(within())
 
 
+@pytest.mark.parametrize(
+    ("body", "purpose"),
+    [
+        ({}, "main"),
+        ({"model": "policy"}, "main"),
+        ({"model": "gpt-5"}, "main"),
+        ({"model": "policy-auxiliary"}, "auxiliary"),
+        ({"model": "hpcroll/policy-subagent"}, "subagent"),
+        ({"model": "policy", "max_tokens": 1}, "auxiliary"),
+    ],
+)
+def test_name_of_the_model_that_an_agent_asks_for_declares_what_the_call_is_for(
+    tmp_path: Path, body: dict[str, Any], purpose: str
+) -> None:
+    async def scenario() -> None:
+        async with PolicyServer([SCRIPT]) as server, gateway(tmp_path, server.base_url) as (gate, _):
+            session = gate.open_session(rollout(), 1)
+            status, answer = await post(session.outside, **body)
+            assert (status, answer["model"]) == (200, "policy")
+            assert session.calls[0].call.purpose == purpose
+
+    run(scenario)
+
+
 def test_recorded_tokens_are_those_that_the_server_sampled_also_when_streamed(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with (
