@@ -280,7 +280,7 @@ class TokenConversation:
             if self._renderer.drops_thinking(new):
                 return Why.THINKING_DROPPED, f"thinking_retention is {self._renderer.thinking_retention}"
             return Why.BRIDGE_REFUSED, f"after call {base.call_index}"
-        if not self._root.children:
+        if walk.known == 0:
             return Why.START, "with a history that no call gave"
         if walk.known < strange and walk.nodes[-1].children:
             return Why.HISTORY_REWRITTEN, f"messages[{walk.known}] ({walk.plain[walk.known]['role']})"
