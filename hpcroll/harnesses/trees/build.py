@@ -82,13 +82,10 @@ def install(
         return store.publish(tree, destination, name=program.name, version=version)
 
 
-def lock_name(program: Program) -> str:
-    """Name of the program's lock file in `hpcroll.harnesses.locks`."""
-    return f"{program.name}.{'json' if isinstance(program.install, Npm) else 'txt'}"
-
-
-def _lock(program: Program, version: str) -> str | None:
-    file = resources.files("hpcroll.harnesses") / "locks" / lock_name(program)
+def lock(program: Program, version: str) -> str | None:
+    """The lock file that hpcroll has for `program` in `version`: npm's, or pip's pins; None for none."""
+    name = f"{program.name}.{'json' if isinstance(program.install, Npm) else 'txt'}"
+    file = resources.files("hpcroll.harnesses") / "locks" / name
     return file.read_text(encoding="utf-8") if version == program.version and file.is_file() else None
 
 
@@ -96,14 +93,14 @@ def _build_npm(program: Program, recipe: Npm, version: str, tree: Path) -> dict[
     packages = fill(recipe.packages, {"version": version, **MACHINE})
     manifest = {"name": program.name, "version": "1.0.0", "private": True, "dependencies": packages}
     (tree / "package.json").write_text(json.dumps(manifest))
-    lock = _lock(program, version)
+    pinned = lock(program, version)
     with tempfile.TemporaryDirectory(prefix="hpcroll-node-") as folder:
         # Also for programs that bring their own runtime: the machine needs no Node.js.
         node, npm = _node(recipe.node or "22.20.0", Path(folder))
-        if lock is not None:
-            (tree / "package-lock.json").write_text(lock)
+        if pinned is not None:
+            (tree / "package-lock.json").write_text(pinned)
         command = [
-            *(str(node), str(npm), "ci" if lock is not None else "install"),
+            *(str(node), str(npm), "ci" if pinned is not None else "install"),
             *("--ignore-scripts", "--omit=optional", "--no-audit", "--no-fund", "--loglevel=error"),
             *(f"--cache={folder}/cache", "--update-notifier=false", "--omit-lockfile-registry-resolved"),
         ]
@@ -145,15 +142,15 @@ def _build_pip(
             f"`hpcroll agents install {program.name} --python python{needed}`"
         )
     packages = tree / "python" / "packages"
-    lock = _lock(program, version)
+    pinned = lock(program, version)
     with tempfile.TemporaryDirectory(prefix="hpcroll-pip-") as folder:
         requirements = Path(folder) / "requirements.txt"
         wanted = fill(list(recipe.requirements), {"version": version})
-        requirements.write_text(lock if lock is not None else "\n".join(wanted) + "\n")
+        requirements.write_text(pinned if pinned is not None else "\n".join(wanted) + "\n")
         command = [
             *(*python.pip(Path(folder)), "install", "--quiet", "--no-compile", "--no-warn-conflicts"),
             *("--target", str(packages), "-r", str(requirements)),
-            *(["--no-deps"] if lock is not None else []),
+            *(["--no-deps"] if pinned is not None else []),
         ]
         _run(command, cwd=Path(folder), what=f"pip, for agent {program.name}")
     python.copy(tree / "python")
