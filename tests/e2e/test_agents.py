@@ -1,0 +1,58 @@
+"""Real agent programs, unmodified, in sandboxes without network: their records hold what was sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from hpcroll.contract import SegmentStart
+from tests.agent_runs import assert_solved, roll_out
+from tests.agents import AGENTS, work
+from tests.capabilities import need
+from tests.round_trip import share_noncanonical
+
+pytestmark = [pytest.mark.apptainer, pytest.mark.timeout(1500)]
+
+EVERYWHERE = ("mini_swe_agent", "pi")
+"""Tried in every run of the tests; the others take longer."""
+COMPACTING = {"claude_code": 56_000, "codex": 24_000}
+"""Contexts in tokens that do not hold the whole session."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in EVERYWHERE else pytest.param(name, marks=pytest.mark.full) for name in AGENTS]
+)
+def test_an_agent_solves_a_task_and_its_record_holds_what_was_sampled(
+    name: str, tmp_path: Path, serve_scripts: Callable[..., str]
+) -> None:
+    need(f"agent:{name}")
+    agent = AGENTS[name]
+    done = roll_out(agent, work(agent), tmp_path, serve_scripts)
+    assert_solved(agent, done)
+    assert share_noncanonical(done.told.entries) >= 0.25
+    assert any(agent.refusal in request for request in done.requests)
+    replies = [recorded.call.reply for recorded in done.calls]
+    assert any(isinstance(reply, dict) and len(reply.get("tool_calls") or ()) == 2 for reply in replies)
+    runs = [run for segment in done.trajectory.record.segments for run in segment.policy_runs]
+    assert {run.version_low for run in runs} == {3, 4}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", COMPACTING)
+def test_an_agent_that_compacts_its_history_forks_and_loses_nothing(
+    name: str, tmp_path: Path, serve_scripts: Callable[..., str]
+) -> None:
+    need(f"agent:{name}")
+    agent = AGENTS[name]
+    behaviour = work(agent, rounds=12, look="seq 1 250")
+    done = roll_out(agent, behaviour, tmp_path, serve_scripts, context_tokens=COMPACTING[name])
+    assert_solved(agent, done)
+    summaries = [entry for entry in done.told.entries if entry["kind"] == "side"]
+    assert summaries
+    lengths = [len(entry["prompt_ids"]) for entry in done.told.entries if entry["kind"] == "main"]
+    assert any(after < before - 2000 for before, after in pairwise(lengths)), lengths
+    began = [segment.began for segment in done.trajectory.record.segments]
+    assert SegmentStart.CONTEXT_REWRITTEN in began, began
