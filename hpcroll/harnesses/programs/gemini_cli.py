@@ -34,8 +34,12 @@ class GeminiCli(BlackBoxHarness):
                     "enableAutoUpdateNotification": False,
                     "maxAttempts": 3,
                 },
-                # A share of the 2^20 tokens that it believes every model to have.
-                "model": {"compressionThreshold": "${prompt_share}"},
+                "model": {
+                    # A share of the 2^20 tokens that it believes every model to have.
+                    "compressionThreshold": "${prompt_share}",
+                    # After 30 turns it would ask whether it loops, and not go on without JSON for an answer.
+                    "disableLoopDetection": True,
+                },
             }
         },
         answer=Answer.STDOUT,
