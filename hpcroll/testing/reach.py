@@ -11,9 +11,9 @@ from hpcroll.harnesses.base import AgentSession
 
 _TIMEOUT_S = 60.0
 _PROGRAM = """
-import json, socket, sys, urllib.request
+import json, os, socket, sys, urllib.request
 
-base_url, key, model, prompt, targets = json.loads(sys.argv[1])
+base_url, key, model, prompt, targets, paths, scan = json.loads(sys.argv[1])
 body = {"model": model, "messages": [{"role": "user", "content": prompt}]}
 request = urllib.request.Request(
     base_url + "/chat/completions",
@@ -28,7 +28,19 @@ for host, port in targets:
     except OSError:
         continue
     reached.append([host, port])
-print(json.dumps({"reply": reply["choices"][0]["message"]["content"], "reached": reached}))
+open_ports = []
+for port in range(1, 65536) if scan else ():
+    with socket.socket() as probe:
+        # A socket may connect to itself, where its own port is the one that it tries.
+        if probe.connect_ex(("127.0.0.1", port)) == 0 and probe.getsockname() != probe.getpeername():
+            open_ports.append(port)
+found = {
+    "reply": reply["choices"][0]["message"]["content"],
+    "reached": reached,
+    "open_ports": open_ports,
+    "seen": [path for path in paths if os.path.lexists(path)],
+}
+print(json.dumps(found))
 """
 
 
@@ -37,12 +49,17 @@ class ReachOptions(Strict):
 
     targets: tuple[tuple[str, int], ...] = ()
     """Hosts and ports that the agent tries to connect to."""
+    paths: tuple[str, ...] = ()
+    """Files and directories that it looks for."""
+    scan: bool = False
+    """Try every port of 127.0.0.1."""
 
 
 class ReachHarness:
     """Runs a Python program in the sandbox that calls the model once and tries every target.
 
-    The answer is JSON: `reply`, the model's words, and `reached`, the targets that it could connect to.
+    The answer is JSON: `reply`, the model's words; `reached`, the targets that it could connect to;
+    `open_ports`, found by the scan; `seen`, the paths that are there.
     """
 
     Options: ClassVar[type[Strict]] = ReachOptions
@@ -56,7 +73,9 @@ class ReachHarness:
     async def run(self, session: AgentSession) -> StopReason:
         """One command in the sandbox; see `Harness.run`."""
         endpoint = session.endpoint
-        given = [endpoint.base_url, endpoint.api_key, endpoint.model, session.prompt, self._options.targets]
+        options = self._options
+        given = [endpoint.base_url, endpoint.api_key, endpoint.model, session.prompt]
+        given += [options.targets, options.paths, options.scan]
         argv = ["python3", "-c", _PROGRAM, json.dumps(given)]
         result = await session.sandbox.exec(argv, timeout_s=_TIMEOUT_S)
         session.answer = (result.stdout if result.exit_code == 0 else result.stderr).decode(errors="replace")
