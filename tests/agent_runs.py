@@ -105,7 +105,7 @@ def roll_out(
         },
         "harness": {
             "name": agent.name,
-            "options": {"store": str(AGENT_PROGRAMS), **agent.options},
+            "options": {"store": str(AGENT_PROGRAMS)},
             "max_turns": 100,
         },
         "stages": {"run": {"width": 1, "timeout_s": 900}},
