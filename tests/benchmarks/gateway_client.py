@@ -97,13 +97,14 @@ async def at_once(client: aiohttp.ClientSession, route: Route, load: Load, *, se
     async def session(number: int) -> list[Sample]:
         random = Random(f"{seed} {number}")
         turn_index = random.randrange(TURNS)
-        samples = []
-        await asyncio.sleep(random.uniform(0, load.call_s + load.pause_s))
-        while (now_s := time.perf_counter()) < until_s:
+        samples: list[Sample] = []
+        pause_s = random.uniform(0, load.call_s + load.pause_s)
+        while (starts_s := time.perf_counter() + pause_s) < until_s:
+            await asyncio.sleep(pause_s)
             made = await call(client, route, number, turn_index)
-            samples.append(Sample(made.first_s, made.total_s, now_s >= counting_s))
+            samples.append(Sample(made.first_s, made.total_s, starts_s >= counting_s))
             turn_index = (turn_index + 1) % TURNS
-            await asyncio.sleep(load.pause_s * random.uniform(0.5, 1.5))
+            pause_s = load.pause_s * random.uniform(0.5, 1.5)
         return samples
 
     return list(itertools.chain.from_iterable(await asyncio.gather(*map(session, range(load.sessions)))))
