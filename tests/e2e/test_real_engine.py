@@ -7,6 +7,7 @@ format and knows nothing of the project.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import threading
 import time
@@ -23,7 +24,7 @@ from hpcroll.contract import Task
 from hpcroll.launch import JobState
 from hpcroll.policy import EndpointLease
 from hpcroll.shards import verify_run
-from tests.capabilities import need
+from tests.capabilities import AGENTS, IMAGES, need
 from tests.engine.server import MODEL, PYTHON, Checkpoints, EngineServer
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]
@@ -64,15 +65,25 @@ class Fleet:
         self._run = run
         self._url = url
         self._lease: EndpointLease | None = None
+        self._said = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat)
 
-    def serve(self, version: int | None) -> None:
-        """Withdraws what was registered before; None where the engine itself names its version."""
+    def serve(self, version: int, *, said: bool) -> None:
+        """Registers the server anew, unless it is and nothing is `said` of its version."""
         old = self._lease
-        self._lease = self._run.policy.register_endpoint(self._url, MODEL, version=version)
+        if old is not None and not said:
+            return
+        self._said = said
+        self._lease = self._run.policy.register_endpoint(
+            self._url, MODEL, kind="vllm", version=version if said else None
+        )
         if old is not None:
             old.withdraw()
+
+    def follow(self, version: int) -> None:
+        """The server has other weights now."""
+        self.serve(version, said=self._said)
 
     @contextmanager
     def beating(self) -> Iterator[None]:
@@ -91,12 +102,49 @@ class Fleet:
                 lease.beat()
 
 
-def make_run(root: Path, *, max_turns: int = 6, **model: Any) -> Run:
+@dataclass(frozen=True)
+class Mode:
+    """How the gateway talks to the engine."""
+
+    name: str
+    scale_out: bool = False
+
+    @property
+    def engine_says(self) -> bool:
+        """Whether the engine itself names the version of each token."""
+        return self.scale_out
+
+    def config(self, engine: Engine) -> dict[str, Any]:
+        if self.name == "chat":
+            return {"mode": "chat"}
+        tokenizer = str(engine.checkpoints.tokenizer)
+        tokens = {"tokenizer": tokenizer, "renderer": "qwen3", "scale_out": self.scale_out}
+        return {"mode": "tokens", "tokens": tokens}
+
+
+CHAT, COMPLETIONS, GENERATE = Mode("chat"), Mode("tokens"), Mode("tokens", scale_out=True)
+MODES = [
+    pytest.param(CHAT, id="chat"),
+    pytest.param(COMPLETIONS, id="tokens-completions"),
+    pytest.param(GENERATE, id="tokens-generate"),
+]
+
+
+def make_run(
+    root: Path,
+    engine: Engine,
+    *,
+    mode: Mode = CHAT,
+    harness: dict[str, Any] | None = None,
+    sandbox: dict[str, Any] | None = None,
+    **model: Any,
+) -> Run:
     sampling = {"max_tokens": 48, **model.pop("sampling", {})}
+    common = {"name": MODEL, "context_tokens": 16_384, "sampling": sampling}
     config = {
-        "model": {"name": MODEL, "context_tokens": 16_384, "sampling": sampling, **model},
-        "harness": {"name": "react", "max_turns": max_turns},
-        "sandbox": {"name": "bwrap", "image": "host"},
+        "model": {**common, **mode.config(engine), **model},
+        "harness": {"name": "react", "max_turns": 6, **(harness or {})},
+        "sandbox": sandbox or {"name": "bwrap", "image": "host"},
         "stages": {"run": {"width": 2, "timeout_s": WAIT_S}},
         "launch": {"launcher": "local", "idle_s": 0},
     }
@@ -134,7 +182,7 @@ def roll_out(
     engine.load(0)
     run.policy.publish(0, weights=str(engine.checkpoints.weights[0]))
     fleet = Fleet(run, engine.server.url)
-    fleet.serve(0 if said else None)
+    fleet.serve(0, said=said)
     run.submit(tasks(rollouts), key="sums")
     with fleet.beating():
         handles = run.launch(workers=1)
@@ -153,7 +201,7 @@ def change_weights(run: Run, engine: Engine, fleet: Fleet) -> None:
         assert outcome.complete, outcome.waiting
         run.policy.publish(1, weights=str(engine.checkpoints.weights[1]))
         engine.load(1)
-        fleet.serve(1)
+        fleet.follow(1)
 
 
 def change_weights_within_calls(run: Run, engine: Engine, fleet: Fleet) -> None:
@@ -194,24 +242,31 @@ def assert_the_weights_say_so(run: Run, engine: Engine, *, versions: set[str]) -
     return report
 
 
+@pytest.mark.parametrize("mode", MODES)
 def test_each_token_has_its_log_probability_under_the_version_that_is_recorded(
-    tmp_path: Path, engine: Engine
+    tmp_path: Path, engine: Engine, mode: Mode
 ) -> None:
-    run = make_run(tmp_path)
-    roll_out(run, engine, rollouts=9, then=change_weights)
+    run = make_run(tmp_path, engine, mode=mode)
+    roll_out(run, engine, rollouts=9, said=not mode.engine_says, then=change_weights)
     report = assert_the_weights_say_so(run, engine, versions={"0", "1"})
     assert report["tokens_by_kind"] == {"raw": report["tokens"]}
     assert report["calls_of_two_versions"] == 0
+    assert report["vague_tokens"] == 0
     assert report["trained_tokens"] > 1000
     assert abs(report["surprise_z"]) < CHANCE
 
 
-def test_a_call_that_sees_two_versions_is_recorded_as_such(tmp_path: Path, engine: Engine) -> None:
-    run = make_run(tmp_path, sampling={"max_tokens": 4000}, max_turns=2)
+@pytest.mark.parametrize("mode", [MODES[0], MODES[2]])
+def test_a_call_that_sees_two_versions_is_recorded_as_such(
+    tmp_path: Path, engine: Engine, mode: Mode
+) -> None:
+    run = make_run(tmp_path, engine, mode=mode, sampling={"max_tokens": 4000}, harness={"max_turns": 2})
     roll_out(run, engine, rollouts=2, said=False, then=change_weights_within_calls)
     status, report = recompute(run, *engine.checkpoints.weights)
     assert status == 0, report
     assert report["calls_of_two_versions"] >= 1
+    if mode.engine_says:
+        assert report["vague_tokens"] == 0
     # A record that hides the change would be noticed.
     status, report = recompute(run, engine.checkpoints.weights[0], engine.checkpoints.weights[0])
     assert status == 1, report
@@ -221,7 +276,7 @@ def test_a_call_that_sees_two_versions_is_recorded_as_such(tmp_path: Path, engin
 def test_a_temperature_leaves_raw_log_probabilities_that_are_trained_on_only_by_choice(
     tmp_path: Path, engine: Engine, opts_in: bool
 ) -> None:
-    run = make_run(tmp_path, sampling={"temperature": 0.7}, train_on_shaped_logprobs=opts_in)
+    run = make_run(tmp_path, engine, sampling={"temperature": 0.7}, train_on_shaped_logprobs=opts_in)
     roll_out(run, engine, rollouts=2)
     status, report = recompute(run, engine.checkpoints.weights[0])
     assert status == 0, report
@@ -233,3 +288,19 @@ def test_a_temperature_leaves_raw_log_probabilities_that_are_trained_on_only_by_
         assert report["surprise_z"] < -CHANCE
     else:
         assert report["trained_tokens"] == 0
+
+
+@pytest.mark.apptainer
+@pytest.mark.parametrize("mode", [MODES[0], MODES[2]])
+@pytest.mark.parametrize("name", ["mini_swe_agent", "pi"])
+def test_an_agent_programs_tokens_have_their_log_probabilities_too(
+    tmp_path: Path, engine: Engine, name: str, mode: Mode
+) -> None:
+    need(f"agent:{name}")
+    harness = {"name": name, "options": {"store": str(AGENTS)}, "max_turns": 5}
+    scratch = os.environ.get("TMPDIR", "/tmp")
+    sandbox = {"name": "apptainer", "image": str(IMAGES / "base"), "scratch": scratch}
+    run = make_run(tmp_path, engine, mode=mode, harness=harness, sandbox=sandbox)
+    roll_out(run, engine, rollouts=4, said=not mode.engine_says, then=change_weights)
+    report = assert_the_weights_say_so(run, engine, versions={"0", "1"})
+    assert report["vague_tokens"] == 0

@@ -96,6 +96,7 @@ class Totals:
         self._versions: Counter[str] = Counter()
         self._kinds: Counter[str] = Counter()
         self._by_call: dict[tuple[str, int], set[int]] = {}
+        self._vague = 0
         self._trained = 0
         self._surprise = 0.0
         self._variance = 0.0
@@ -118,6 +119,7 @@ class Totals:
             self._versions[str(version)] += int((choice == index).sum())
         versions = self._by_call.setdefault((segment.where, run.call["call_index"]), set())
         versions.update(run.versions[index] for index in set(choice.tolist()))
+        self._vague += kept if len(run.versions) > 1 else 0
         self._kinds[run.call["logprob_kind"]] += kept
         trained = segment.loss_mask[run.start : run.start + kept].astype(bool)
         self._trained += int(trained.sum())
@@ -137,6 +139,7 @@ class Totals:
             "tokens": len(every),
             "tokens_by_version": {version: count for version, count in self._versions.items() if count},
             "tokens_by_kind": dict(self._kinds),
+            "vague_tokens": self._vague,
             "calls_of_two_versions": sum(len(versions) > 1 for versions in self._by_call.values()),
             "trained_tokens": self._trained,
             "max_error": float(every.max()),
