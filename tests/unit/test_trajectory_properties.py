@@ -65,7 +65,8 @@ def noise(draw: st.DrawFn) -> list[RecordedCall]:
             ),
             logprob_kind=draw(st.sampled_from([LogprobKind.RAW, LogprobKind.SAMPLING])),
             policy=PolicyId(policy_name="p", lineage="main", version_low=index, version_high=index + 1),
-            purpose=draw(st.sampled_from([CallPurpose.MAIN, CallPurpose.MAIN, CallPurpose.AUXILIARY])),
+            purpose=draw(st.sampled_from([CallPurpose.MAIN, *CallPurpose])),
+            error=draw(st.sampled_from([None, None, None, "cut off"])),
             usage=Usage(completion_counted=len(sampled)),
         )
         logprobs = np.full(len(sampled), np.nan if broken else -1.0, np.float32)
