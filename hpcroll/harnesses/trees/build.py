@@ -11,6 +11,7 @@ A tree is bound at `/opt/hpcroll` into any image:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -24,7 +25,7 @@ from importlib import resources
 from pathlib import Path
 
 from hpcroll.errors import HarnessError
-from hpcroll.harnesses.programs.base import MACHINE, Npm, Pip, Program, fill
+from hpcroll.harnesses.programs.base import MACHINE, TREE, Npm, Pip, Program, fill
 from hpcroll.harnesses.trees import runtime, store
 from hpcroll.harnesses.trees.store import Archive
 
@@ -154,6 +155,7 @@ def _build_pip(
         ]
         _run(command, cwd=Path(folder), what=f"pip, for agent {program.name}")
     python.copy(tree / "python")
+    python.compile(tree)
     found = {}
     for path in packages.glob("*.dist-info"):
         name, _, its_version = path.name.removesuffix(".dist-info").rpartition("-")
@@ -192,6 +194,13 @@ class _Interpreter:
         (library / "sitecustomize.py").write_text(_SITE)
         (target / "bin").mkdir()
         shutil.copy(self._program, target / "bin" / "python3")
+
+    def compile(self, tree: Path) -> None:
+        """Bytecode for everything in `tree`: nobody can write it later, and each start would compile anew."""
+        command = [self.path, "-I", "-m", "compileall", "-qq", "-j", "0", "-s", str(tree), "-p", TREE]
+        command += ["--invalidation-mode", "unchecked-hash", str(tree / "python")]
+        with contextlib.suppress(HarnessError):  # packages carry templates that are no programs
+            _run(command, cwd=tree, what="compileall")
 
 
 def _run(command: Sequence[str], *, cwd: Path, what: str) -> str:
