@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -14,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from hpcroll.contract import Ids
-from hpcroll.gateway.chat import Message
-from hpcroll.gateway.tokens.messages import call_ids, differences, plain_message
+from hpcroll.gateway.tokens.history import MessageList, Node, Turn, count_repeated, digest_of, follow
+from hpcroll.gateway.tokens.messages import differences, plain_message
 from hpcroll.gateway.tokens.renderer import TokenRenderer
 from hpcroll.gateway.tokens.splice import splice
 from hpcroll.gateway.tokens.stream import Finished, ReplyStream
@@ -23,7 +21,6 @@ from hpcroll.trajectory import common_length
 
 _LISTS = 8
 """Latest message lists that a request is compared with first: a few subagents side by side."""
-_NONE = np.zeros(0, dtype=np.uint32)
 
 
 class How(StrEnum):
@@ -68,74 +65,7 @@ class Rendered:
     """None unless `how` is RENDERED."""
     detail: str
     """What differed, for people."""
-    turn: _Turn
-
-
-class _Node:
-    """A list of messages that some request began with; those that go on from it are its children."""
-
-    __slots__ = ("children", "reply_of", "turns")
-
-    def __init__(self, reply_of: _Turn | None = None) -> None:
-        self.children: dict[bytes, _Node] = {}
-        self.turns: list[_Turn] = []
-        """Calls whose request was this list, oldest first."""
-        self.reply_of = reply_of
-        """The call whose reply the last message is."""
-
-
-class _Turn:
-    """A recorded call. Its ids are the first `keep` of `base` (prompt and sample), `tail`, then `sampled`."""
-
-    __slots__ = (
-        "after",
-        "base",
-        "call_index",
-        "keep",
-        "length",
-        "native",
-        "reply",
-        "sampled",
-        "tail",
-        "tools",
-    )
-
-    def __init__(self, call_index: int, tools: bytes, base: _Turn | None, keep: int, tail: Ids) -> None:
-        self.call_index = call_index
-        self.tools = tools
-        self.base = base
-        self.keep = keep
-        self.tail = tail
-        self.length = keep + len(tail)
-        """Of the prompt."""
-        self.sampled = _NONE
-        self.reply: Message | None = None
-        self.native = False
-        """The model itself wrote the ids of its tool calls."""
-        self.after = _Node(self)
-
-    def ids(self, length: int | None = None) -> Ids:
-        """The prompt's first `length` ids and beyond them the sampled ones; the whole prompt where None."""
-        need = self.length if length is None else length
-        pieces = []
-        turn: _Turn | None = self
-        while turn is not None and need > 0:
-            if need > turn.length:
-                pieces.append(turn.sampled[: need - turn.length])
-            if need > turn.keep:
-                pieces.append(turn.tail[: min(need, turn.length) - turn.keep])
-            need, turn = min(need, turn.keep), turn.base
-        return np.concatenate([_NONE, *reversed(pieces)])
-
-    def runs(self, length: int) -> list[tuple[int, int]]:
-        """Where sampled ids stand in `ids(length)`: [start, end), ascending."""
-        runs = []
-        turn: _Turn | None = self
-        while turn is not None and length > 0:
-            if length > turn.length and len(turn.sampled):
-                runs.append((turn.length, min(length, turn.length + len(turn.sampled))))
-            length, turn = min(length, turn.keep), turn.base
-        return runs[::-1]
+    turn: Turn
 
 
 class TokenConversation:
@@ -148,9 +78,9 @@ class TokenConversation:
 
     def __init__(self, renderer: TokenRenderer) -> None:
         self._renderer = renderer
-        self._root = _Node()
-        self._lists: deque[_List] = deque(maxlen=_LISTS)
-        self._latest: deque[_Turn] = deque(maxlen=_LISTS)
+        self._root = Node()
+        self._lists: deque[MessageList] = deque(maxlen=_LISTS)
+        self._latest: deque[Turn] = deque(maxlen=_LISTS)
         self._lock = threading.Lock()
 
     @property
@@ -166,11 +96,11 @@ class TokenConversation:
         Where the messages begin with those of a recorded call and the reply it gave, the prompt begins with
         the ids of that call, sampled ones included. Raises `CannotRenderError`; then nothing is remembered.
         """
-        kit = _digest(list(tools))
+        kit = digest_of(list(tools))
         with self._lock:
             walk = self._walk(messages)
             earlier = walk.latest_call(kit) if walk.known == len(walk.plain) else None
-        source: _Turn | None
+        source: Turn | None
         if earlier is not None:
             ids, how, source = earlier.ids(), How.REPEATED, earlier
         elif (bridged := self._bridge(walk, kit, tools)) is not None:
@@ -202,7 +132,7 @@ class TokenConversation:
         """How many tokens the prompt would have if it were rendered; nothing is remembered."""
         return len(self._renderer.render(messages, tools))
 
-    def _bridge(self, walk: _List, kit: bytes, tools: Sequence[Any]) -> Ids | None:
+    def _bridge(self, walk: MessageList, kit: bytes, tools: Sequence[Any]) -> Ids | None:
         start, base = walk.latest_reply()
         new = walk.plain[start:]
         if base is None or base.tools != kit or not new or any(item["role"] == "assistant" for item in new):
@@ -213,7 +143,7 @@ class TokenConversation:
         )
         return None if added is None else np.concatenate([whole, np.asarray(added, dtype=np.uint32)])
 
-    def _render(self, walk: _List, tools: Sequence[Any]) -> Ids:
+    def _render(self, walk: MessageList, tools: Sequence[Any]) -> Ids:
         ids = np.asarray(self._renderer.render_plain(walk.plain, tools), dtype=np.uint32)
         if (near := walk.nearest()) is None:
             return ids
@@ -222,23 +152,23 @@ class TokenConversation:
         return splice(near.ids(length), ids, self._renderer.tokenizer, near.runs(length))
 
     def _remember(
-        self, walk: _List, kit: bytes, call_index: int, ids: Ids, how: How, source: _Turn | None
+        self, walk: MessageList, kit: bytes, call_index: int, ids: Ids, how: How, source: Turn | None
     ) -> Rendered:
         why, detail = (None, "") if source is not None else self._explain(walk, kit)
-        base: _Turn | None
+        base: Turn | None
         if source is None:
             base, keep = self._closest(ids)
         else:
             base, keep = source, source.length + (len(source.sampled) if how is How.BRIDGED else 0)
-        turn = _Turn(call_index, kit, base, keep, ids[keep:].copy())
+        turn = Turn(call_index, kit, base, keep, ids[keep:].copy())
         walk.extend()
         walk.nodes[-1].turns.append(turn)
         self._latest.append(turn)
         self._lists.appendleft(walk)
         return Rendered(ids, how, None if source is None else source.call_index, why, detail, turn)
 
-    def _closest(self, ids: Ids) -> tuple[_Turn | None, int]:
-        best: _Turn | None = None
+    def _closest(self, ids: Ids) -> tuple[Turn | None, int]:
+        best: Turn | None = None
         longest = 0
         for turn in reversed(self._latest):
             length = common_length(turn.ids(turn.length + len(turn.sampled)), ids)
@@ -246,28 +176,30 @@ class TokenConversation:
                 best, longest = turn, length
         return best, longest
 
-    def _walk(self, messages: Sequence[Mapping[str, Any]]) -> _List:
+    def _walk(self, messages: Sequence[Mapping[str, Any]]) -> MessageList:
         """Follows the messages through what is known."""
         near, repeated = None, 0
         for known in self._lists:
-            length = _repeated(known.messages, messages)
+            length = count_repeated(known.messages, messages)
             if length > repeated:
                 near, repeated = known, length
         if near is None:
-            walk = _List([], [], [self._root])
+            walk = MessageList([], [], [self._root])
         else:
-            walk = _List(list(near.messages[:repeated]), near.plain[:repeated], near.nodes[: repeated + 1])
+            walk = MessageList(
+                list(near.messages[:repeated]), near.plain[:repeated], near.nodes[: repeated + 1]
+            )
         for index in range(repeated, len(messages)):
             walk.messages.append(messages[index])
             walk.plain.append(plain_message(messages[index], index))
         while walk.known < len(walk.plain):
-            node = _follow(walk.nodes[-1], walk.plain[walk.known])
+            node = follow(walk.nodes[-1], walk.plain[walk.known])
             if node is None:
                 break
             walk.nodes.append(node)
         return walk
 
-    def _explain(self, walk: _List, kit: bytes) -> tuple[Why, str]:
+    def _explain(self, walk: MessageList, kit: bytes) -> tuple[Why, str]:
         """Why no recorded call can be gone on from."""
         start, base = walk.latest_reply()
         new = walk.plain[start:]
@@ -292,70 +224,3 @@ class TokenConversation:
         assert last.reply is not None
         fields = differences(last.reply, walk.plain[strange], native_ids=last.native)
         return Why.REPLY_EDITED, f"messages[{strange}]: {', '.join(fields)} of call {last.call_index}"
-
-
-class _List:
-    """A request's messages and the nodes they lead along, the root first."""
-
-    __slots__ = ("messages", "nodes", "plain")
-
-    def __init__(self, messages: list[Mapping[str, Any]], plain: list[Message], nodes: list[_Node]) -> None:
-        self.messages = messages
-        self.plain = plain
-        self.nodes = nodes
-
-    @property
-    def known(self) -> int:
-        """How many messages lead somewhere."""
-        return len(self.nodes) - 1
-
-    def latest_reply(self) -> tuple[int, _Turn | None]:
-        """The call whose reply comes last, and how many messages that takes."""
-        for index in range(len(self.nodes) - 1, 0, -1):
-            if (turn := self.nodes[index].reply_of) is not None:
-                return index, turn
-        return 0, None
-
-    def latest_call(self, tools: bytes) -> _Turn | None:
-        """The latest call that asked with these messages and tools."""
-        return next((turn for turn in reversed(self.nodes[-1].turns) if turn.tools == tools), None)
-
-    def nearest(self) -> _Turn | None:
-        """The call that shares most messages with the list."""
-        for node in reversed(self.nodes):
-            if (turn := node.turns[-1] if node.turns else node.reply_of) is not None:
-                return turn
-        return None
-
-    def extend(self) -> None:
-        """Makes the messages known that are not yet."""
-        for message in self.plain[self.known :]:
-            self.nodes.append(self.nodes[-1].children.setdefault(_digest(message), _Node()))
-
-
-def _follow(node: _Node, message: Message) -> _Node | None:
-    if message["role"] == "assistant":
-        given = [
-            turn
-            for turn in reversed(node.turns)
-            if turn.reply is not None and not differences(turn.reply, message, native_ids=turn.native)
-        ]
-        if given:
-            # Retries may have said the same: the ids of their tool calls tell them apart, else the latest.
-            ids = call_ids(message)
-            exact = (turn for turn in given if turn.reply is not None and call_ids(turn.reply) == ids)
-            return next(exact, given[0]).after
-    return node.children.get(_digest(message))
-
-
-def _repeated(known: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]]) -> int:
-    length = 0
-    for old, new in zip(known, messages, strict=False):
-        if old is not new and old != new:
-            break
-        length += 1
-    return length
-
-
-def _digest(value: Any) -> bytes:
-    return hashlib.blake2b(json.dumps(value).encode(), digest_size=16).digest()
