@@ -33,6 +33,7 @@ RECOMPUTE = Path(__file__).parents[1] / "engine" / "recompute.py"
 BEAT_S = 5.0
 WAIT_S = 400.0
 ENDED = (JobState.DONE, JobState.FAILED)
+TEACH_STEPS = 250
 CHANCE = 6.0
 """Standard deviations of chance: beyond it tokens were not drawn from the recorded distribution."""
 
@@ -290,17 +291,30 @@ def test_a_temperature_leaves_raw_log_probabilities_that_are_trained_on_only_by_
         assert report["trained_tokens"] == 0
 
 
+@pytest.fixture(scope="module")
+def acting(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """The same server with weights that call the tool `bash` in most replies."""
+    return Engine(engine.server, Checkpoints.make(tmp_path_factory.mktemp("acting"), teach=TEACH_STEPS))
+
+
 @pytest.mark.apptainer
 @pytest.mark.parametrize("mode", [MODES[0], MODES[2]])
 @pytest.mark.parametrize("name", ["mini_swe_agent", "pi"])
-def test_an_agent_programs_tokens_have_their_log_probabilities_too(
-    tmp_path: Path, engine: Engine, name: str, mode: Mode
+def test_an_agent_that_acts_on_what_a_real_engine_sampled_is_recorded_token_by_token(
+    tmp_path: Path, acting: Engine, name: str, mode: Mode
 ) -> None:
     need(f"agent:{name}")
     harness = {"name": name, "options": {"store": str(AGENTS)}, "max_turns": 5}
     scratch = os.environ.get("TMPDIR", "/tmp")
     sandbox = {"name": "apptainer", "image": str(IMAGES / "base"), "scratch": scratch}
-    run = make_run(tmp_path, engine, mode=mode, harness=harness, sandbox=sandbox)
-    roll_out(run, engine, rollouts=4, said=not mode.engine_says, then=change_weights)
-    report = assert_the_weights_say_so(run, engine, versions={"0", "1"})
+    sampling = {"max_tokens": 160}
+    run = make_run(tmp_path, acting, mode=mode, harness=harness, sandbox=sandbox, sampling=sampling)
+    roll_out(run, acting, rollouts=4, said=not mode.engine_says, then=change_weights)
+    report = assert_the_weights_say_so(run, acting, versions={"0", "1"})
     assert report["vague_tokens"] == 0
+    records = [result.trajectory().record for result in run.results("sums", wait=False)]
+    replies = [call.reply for record in records for call in record.calls]
+    assert any(isinstance(reply, dict) and reply.get("tool_calls") for reply in replies), replies
+    if mode is GENERATE:
+        # Turns go on from the very ids that were sampled.
+        assert any(len(record.call_spans) > len(record.segments) for record in records)

@@ -36,12 +36,13 @@ class Checkpoints:
     weights: tuple[Path, Path]
 
     @classmethod
-    def make(cls, root: Path) -> Self:
+    def make(cls, root: Path, *, teach: int = 0) -> Self:
+        """`teach`: steps of training after which most replies call a tool; 0 for random weights."""
         tokenizer = write_tokenizer(root / "tokenizer")
         weights = (root / "weights-0", root / "weights-1")
         for seed, path in enumerate(weights):
             argv = [PYTHON, HERE / "make_model.py", tokenizer, path, "--seed", str(seed)]
-            argv += ["--context", str(CONTEXT_TOKENS)]
+            argv += ["--context", str(CONTEXT_TOKENS), "--teach", str(teach)]
             done = subprocess.run(
                 argv, capture_output=True, text=True, timeout=READY_S, env=_environment(root)
             )
