@@ -61,9 +61,11 @@ def _sharedfs() -> str | None:
     return f"no {', '.join(lacks)}" if lacks else None
 
 
+_COMMON_AGENTS = ("agent:pi", "agent:mini_swe_agent")
+"""What `tests/setup/install-agents` installs without arguments: the capability `agents`."""
 _PROBES: dict[str, Callable[[], str | None]] = {
     "slurm": _slurm,
-    "agents": lambda: _agent("pi", "mini_swe_agent"),
+    "agents": lambda: _agent(*(name.removeprefix("agent:") for name in _COMMON_AGENTS)),
     "apptainer": _apptainer,
     "bwrap": _userns,
     "engine": _engine,
@@ -86,6 +88,7 @@ def need(capability: str) -> None:
     if reason is None:
         return
     message = f"capability {capability} is missing: {reason}"
-    if capability in os.environ.get("HPCROLL_REQUIRE", "").split(","):
+    required = os.environ.get("HPCROLL_REQUIRE", "").split(",")
+    if capability in required or ("agents" in required and capability in _COMMON_AGENTS):
         pytest.fail(message)
     pytest.skip(message)
