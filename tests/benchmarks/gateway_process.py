@@ -9,6 +9,7 @@ for the journal, `[[ended_at, seconds], ...]` on the monotonic clock.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import signal
 import sys
@@ -75,6 +76,8 @@ async def serve(upstream: str, folder: Path, sessions: int) -> None:
         await gateway.start()
         endpoints = [gateway.open_session(_rollout(ordinal), 1).outside for ordinal in range(sessions)]
         ready = {"base_url": endpoints[0].base_url, "keys": [endpoint.api_key for endpoint in endpoints]}
+        gc.collect()
+        gc.freeze()
         print(json.dumps(ready), flush=True)
         await stop.wait()
         await gateway.close()
