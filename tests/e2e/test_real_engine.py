@@ -179,15 +179,21 @@ def roll_out(
     said: bool = True,
     then: Callable[[Run, Engine, Fleet], None] = lambda run, engine, fleet: None,
 ) -> None:
-    """Runs `rollouts` rollouts, and `then` beside them; `said`: the endpoint tells its version."""
+    """Runs rollouts, the last third of them after `then`; `said`: the endpoint tells its version."""
     engine.load(0)
     run.policy.publish(0, weights=str(engine.checkpoints.weights[0]))
     fleet = Fleet(run, engine.server.url)
     fleet.serve(0, said=said)
-    run.submit(tasks(rollouts), key="sums")
+    every, later = tasks(rollouts), rollouts // 3
+    run.submit(every[later:], key="first")
+    if later:
+        run.submit(every[:later], key="later")
+        run.hold("later")
     with fleet.beating():
         handles = run.launch(workers=1)
         then(run, engine, fleet)
+        if later:
+            run.resume("later")
         wait_for(lambda: committed(run) == rollouts, "all results")
         wait_for(lambda: all(state in ENDED for state in run.job_states(handles)), "end of the worker")
     report = verify_run(run.path)
@@ -195,9 +201,8 @@ def roll_out(
 
 
 def change_weights(run: Run, engine: Engine, fleet: Fleet) -> None:
-    """Between two calls, after a third of the rollouts."""
-    rollouts = sum(segment.size for segment in run.submissions)
-    wait_for(lambda: committed(run) >= rollouts // 3, "first results")
+    """Between two calls, once a rollout is done; others are under way."""
+    wait_for(lambda: committed(run) > 0, "first results")
     with run.policy.paused(drain_s=60) as outcome:
         assert outcome.complete, outcome.waiting
         run.policy.publish(1, weights=str(engine.checkpoints.weights[1]))
@@ -218,7 +223,7 @@ def change_weights_within_calls(run: Run, engine: Engine, fleet: Fleet) -> None:
 
 
 def committed(run: Run) -> int:
-    return sum(1 for _ in run.results("sums", wait=False))
+    return sum(1 for _ in run.results(wait=False))
 
 
 def wait_for(condition: Any, what: str) -> None:
@@ -236,10 +241,10 @@ def assert_the_weights_say_so(run: Run, engine: Engine, *, versions: set[str]) -
     assert set(report["tokens_by_version"]) == versions, report
     status, swapped = recompute(run, one, zero)
     assert status == 1
-    assert swapped["disagreeing"] > 0.9 * swapped["tokens"]
+    assert swapped["disagreeing"] > 0.7 * swapped["tokens"]
     status, shifted = recompute(run, zero, one, arguments=("--axis-offset", "1"))
     assert status == 1
-    assert shifted["disagreeing"] > 0.9 * shifted["tokens"]
+    assert shifted["disagreeing"] > 0.7 * shifted["tokens"]
     return report
 
 
@@ -282,7 +287,7 @@ def test_a_temperature_leaves_raw_log_probabilities_that_are_trained_on_only_by_
     status, report = recompute(run, engine.checkpoints.weights[0])
     assert status == 0, report
     assert report["tokens_by_kind"] == {"raw": report["tokens"]}
-    assert [result.trainable for result in run.results("sums", wait=False)] == [opts_in, opts_in]
+    assert [result.trainable for result in run.results(wait=False)] == [opts_in, opts_in]
     if opts_in:
         # Drawn at 0.7, recorded at 1: likelier than such draws are.
         assert report["trained_tokens"] == report["tokens"]
@@ -312,7 +317,7 @@ def test_an_agent_that_acts_on_what_a_real_engine_sampled_is_recorded_token_by_t
     roll_out(run, acting, rollouts=4, said=not mode.engine_says, then=change_weights)
     report = assert_the_weights_say_so(run, acting, versions={"0", "1"})
     assert report["vague_tokens"] == 0
-    records = [result.trajectory().record for result in run.results("sums", wait=False)]
+    records = [result.trajectory().record for result in run.results(wait=False)]
     replies = [call.reply for record in records for call in record.calls]
     assert any(isinstance(reply, dict) and reply.get("tool_calls") for reply in replies), replies
     if mode is GENERATE:
