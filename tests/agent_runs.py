@@ -79,25 +79,29 @@ def roll_out(
     serve_scripts: Callable[..., str],
     *,
     mode: str = "chat",
+    retention: str | None = None,
     context_tokens: int = 200_000,
-    model: dict[str, Any] | None = None,
 ) -> Done:
-    """Runs one rollout of the task on a local worker, to its committed record."""
+    """Runs one rollout of the task on a local worker, to its committed record.
+
+    `retention` is `thinking_retention` of mode `tokens`.
+    """
     log = root / "sampled.jsonl"
     url = serve_scripts(
         [Script(prompt=PROMPT, behaviours=(behaviour,))],
         log=log,
         options=["--template", "qwen3", "--context-tokens", str(context_tokens), "--version", "3"],
     )
-    tokens: dict[str, Any] = {"mode": "chat"}
+    model: dict[str, Any] = {"endpoints": [url], "context_tokens": context_tokens, "mode": mode}
     if mode == "tokens":
-        tokenizer = write_tokenizer(root / "tokenizer")
-        tokens = {
-            "mode": "tokens",
-            "tokens": {"tokenizer": str(tokenizer), "renderer": "qwen3", "scale_out": True},
+        model["tokens"] = {
+            "tokenizer": str(write_tokenizer(root / "tokenizer")),
+            "renderer": "qwen3",
+            "thinking_retention": retention,
+            "scale_out": True,
         }
     config = {
-        "model": {"endpoints": [url], "context_tokens": context_tokens, **tokens, **(model or {})},
+        "model": model,
         "sandbox": {
             "name": "apptainer",
             "image": str(IMAGES / "base"),

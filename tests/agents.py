@@ -34,6 +34,8 @@ class Agent:
     """What its edit tool says of a text that is not in the file."""
     done: ToolCall | None = None
     """What ends it; None: a reply that calls no tool, which it prints."""
+    insists: bool = False
+    """A reply that calls no tool is taken out of the history, and a user message asks for one."""
 
 
 def work(agent: Agent, *, rounds: int = 0, look: str = "wc -l calc.py test_calc.py") -> Behaviour:
@@ -80,7 +82,7 @@ def work(agent: Agent, *, rounds: int = 0, look: str = "wc -l calc.py test_calc.
         ),
         Turn(text="Once more, as a whole.", tools=(agent.run("cat calc.py"),)),
     ]
-    if agent.done is not None and rounds:
+    if agent.insists and rounds:
         turns.insert(rounds // 2, Turn(text="I think aloud.", reasoning="And I call nothing."))
     done = () if agent.done is None else (agent.done,)
     turns.append(Turn(text=LAST_WORDS, reasoning="Nothing is left to do.", tools=done, bytewise=True))
@@ -154,6 +156,7 @@ AGENTS = {
             replace=_by_python,
             refusal="no such text",
             done=_bash("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
+            insists=True,
         ),
         Agent(
             "opencode",
