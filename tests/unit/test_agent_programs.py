@@ -27,7 +27,19 @@ from hpcroll.harnesses.trees import build, catalogue, store
 from hpcroll.plugins import Family, load
 from hpcroll.testing.directory_sandbox import DirectorySandbox
 
-AGENTS = ("claude_code", "codex", "gemini_cli", "mini_swe_agent", "opencode", "openhands", "pi", "qwen_code")
+AGENTS = (
+    *(
+        "claude_code",
+        "cline",
+        "codex",
+        "continue_cli",
+        "gemini_cli",
+        "kilo_code",
+        "mini_swe_agent",
+        "opencode",
+    ),
+    *("openhands", "pi", "qwen_code"),
+)
 FACTS = re.findall(r"`\$\{(\w+)\}`", Program.__doc__ or "")
 ENDPOINT = ModelEndpoint("http://127.0.0.1:8000/v1", "a key", "policy", context_tokens=1000, reply_tokens=100)
 

@@ -1,0 +1,45 @@
+"""Cline's command line, https://cline.bot."""
+
+from __future__ import annotations
+
+from hpcroll.harnesses.black_box import BlackBoxHarness
+from hpcroll.harnesses.programs.base import TREE, Dialect, Npm, Program
+
+_PROGRAM = f"{TREE}/node_modules/@cline/cli-linux-${{cpu}}/bin/cline"
+
+
+class Cline(BlackBoxHarness):
+    """`cline`, every tool approved."""
+
+    name = "cline"
+    program = Program(
+        name="cline",
+        version="3.0.65",
+        install=Npm({"@cline/cli-linux-${cpu}": "${version}"}, node=None),
+        dialect=Dialect.CHAT,
+        argv=(_PROGRAM, "--auto-approve", "true", "--provider", "openai-compatible", "--", "${task}"),
+        files={
+            "~/.cline/data/settings/global-settings.json": {
+                "telemetryOptOut": True,
+                "autoUpdateEnabled": False,
+            },
+            "~/.cline/data/settings/providers.json": {
+                "version": 1,
+                "lastUsedProvider": "openai-compatible",
+                "modes": {},
+                "providers": {
+                    "openai-compatible": {
+                        "settings": {
+                            "provider": "openai-compatible",
+                            "apiKey": "${api_key}",
+                            "model": "${model}",
+                            "baseUrl": "${base_url}",
+                        },
+                        "updatedAt": "2026-01-01T00:00:00.000Z",
+                        "tokenSource": "manual",
+                    }
+                },
+            },
+        },
+        version_argv=(_PROGRAM, "--version"),
+    )

@@ -1,0 +1,54 @@
+"""Kilo Code's command line, https://kilo.ai; it descends from OpenCode."""
+
+from __future__ import annotations
+
+from hpcroll.harnesses.black_box import BlackBoxHarness
+from hpcroll.harnesses.programs.base import TREE, Answer, Dialect, Npm, Program
+
+_PROGRAM = f"{TREE}/node_modules/@kilocode/cli-linux-${{cpu}}/bin/kilo"
+
+
+class KiloCode(BlackBoxHarness):
+    """`kilo run`, every tool allowed; it compacts once the context has no room for a reply."""
+
+    name = "kilo_code"
+    program = Program(
+        name="kilo_code",
+        version="7.7.9",
+        install=Npm({"@kilocode/cli-linux-${cpu}": "${version}"}, node=None),
+        dialect=Dialect.CHAT,
+        argv=(_PROGRAM, "run", "--auto", "--model", "hpcroll/${model}"),
+        task_on_stdin=True,
+        env={
+            "KILO_CONFIG": "${home}/.config/kilo/kilo.json",
+            "KILO_DISABLE_AUTOUPDATE": "1",
+            "KILO_DISABLE_MODELS_FETCH": "1",
+            "KILO_DISABLE_DEFAULT_PLUGINS": "1",  # it would install them
+            "KILO_DISABLE_LSP_DOWNLOAD": "1",
+            "KILO_DISABLE_SESSION_INGEST": "1",
+        },
+        files={
+            "~/.config/kilo/kilo.json": {
+                "autoupdate": False,
+                "experimental": {"openTelemetry": False},
+                "share": "disabled",
+                "permission": "allow",
+                "model": "hpcroll/${model}",
+                "small_model": "hpcroll/${model}",
+                "provider": {
+                    "hpcroll": {
+                        "npm": "@ai-sdk/openai-compatible",  # comes with the program
+                        "options": {"baseURL": "${base_url}", "apiKey": "${api_key}"},
+                        "models": {
+                            "${model}": {
+                                "limit": {"context": "${context_tokens}", "output": "${reply_tokens}"}
+                            }
+                        },
+                    }
+                },
+            }
+        },
+        answer=Answer.STDOUT,
+        success=(0, 1),  # 1 after any call that failed, the ones that it got over too
+        version_argv=(_PROGRAM, "--version"),
+    )
