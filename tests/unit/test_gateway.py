@@ -304,7 +304,7 @@ def test_empty_fields_of_a_reply_are_left_out_so_that_it_comes_back_unchanged(tm
     ("body", "code"),
     [
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "unsupported_content"),
-        ({"messages": [{"role": "user", "content": 7}]}, "unsupported_content"),
+        ({"messages": [{"role": "user", "content": 7}]}, "invalid_request"),
         ({"messages": []}, "invalid_request"),
         ({"messages": [1]}, "invalid_request"),
         ({"n": 2}, "unsupported"),

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from hpcroll.gateway.chat import ChatRequest, Delta, Message, Reply, assistant_message
-from hpcroll.gateway.dialects.base import SSE, Caller, HttpCall, unsupported_content
+from hpcroll.gateway.dialects.anthropic_shape import BODY
+from hpcroll.gateway.dialects.base import SSE, Caller, HttpCall
 from hpcroll.gateway.dialects.sampling import read_sampling
+from hpcroll.gateway.dialects.shape import check
 from hpcroll.gateway.recall import UNPARSED, arguments_object
 from hpcroll.gateway.refusal import CONTEXT_CODE, Refusal, bad_request
 
@@ -21,7 +23,9 @@ _ERRORS = {
     429: "rate_limit_error",
 }
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-_SAMPLING_FIELDS = ("max_tokens", "temperature", "top_p", "top_k")
+_SAMPLING = {name: name for name in ("max_tokens", "temperature", "top_p", "top_k")} | {
+    "stop_sequences": "stop"
+}
 _SIGNATURE = "hpcroll"
 """Clients send thinking back only with a signature; nobody checks it here."""
 
@@ -65,14 +69,15 @@ def _error(refusal: Refusal) -> dict[str, Any]:
 
 def read_request(body: Mapping[str, Any]) -> ChatRequest:
     """The request in `body`; raises `Refusal` that names what is wrong or not supported."""
-    sent = body.get("messages")
-    if not isinstance(sent, list) or not sent:
-        raise bad_request("messages must be a non-empty list", param="messages")
+    check(body, BODY)
+    if body.get("mcp_servers"):
+        message = "mcp_servers: not supported, only tools that the agent runs itself"
+        raise bad_request(message, code="unsupported", param="mcp_servers")
     messages: list[Message] = []
-    if system := _text(body.get("system") or "", "system"):
+    if system := _text(body.get("system")):
         messages.append({"role": "system", "content": system})
-    for index, message in enumerate(sent):
-        messages += _messages(message, f"messages[{index}]")
+    for message in body["messages"]:
+        messages += _messages(message)
     passed_on: dict[str, Any] = {}
     constraints = _constraints(body)
     choice = body.get("tool_choice") or {}
@@ -80,14 +85,11 @@ def read_request(body: Mapping[str, Any]) -> ChatRequest:
         passed_on["tool_choice"] = "none"
     if choice.get("disable_parallel_tool_use"):
         passed_on["parallel_tool_calls"] = False
-    fields = {name: body[name] for name in _SAMPLING_FIELDS if body.get(name) is not None}
-    if stops := body.get("stop_sequences"):
-        fields["stop"] = stops
     return ChatRequest(
         messages=tuple(messages),
         stream=bool(body.get("stream")),
         tools=tuple(_tool(tool, index) for index, tool in enumerate(body.get("tools") or ())),
-        asked=read_sampling(fields),
+        asked=read_sampling(body, _SAMPLING),
         constraints=constraints,
         passed_on=passed_on,
     )
@@ -99,17 +101,19 @@ def _constraints(body: Mapping[str, Any]) -> dict[str, Any]:
     if choice.get("type") == "any":
         constraints["tool_choice"] = "required"
     elif choice.get("type") == "tool":
-        constraints["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
+        if not choice.get("name"):
+            raise bad_request("tool_choice.name: missing", param="tool_choice.name")
+        constraints["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}}
     form = (body.get("output_config") or {}).get("format") or body.get("output_format")
     if form:
-        schema = {"name": "output", "schema": form.get("schema") or {}}
+        schema = {"name": "output", "schema": form["schema"]}
         constraints["response_format"] = {"type": "json_schema", "json_schema": schema}
     return constraints
 
 
-def _tool(tool: Any, index: int) -> dict[str, Any]:
-    kind = tool.get("type", "custom") if isinstance(tool, dict) else type(tool).__name__
-    if kind != "custom" or "input_schema" not in tool:
+def _tool(tool: Mapping[str, Any], index: int) -> dict[str, Any]:
+    kind = tool.get("type") or "custom"
+    if kind != "custom" or tool.get("input_schema") is None:
         raise bad_request(
             f"tools[{index}] of type {kind!r} is not supported: only tools that the agent runs itself "
             "(a name and an input_schema)",
@@ -118,43 +122,33 @@ def _tool(tool: Any, index: int) -> dict[str, Any]:
         )
     function = {
         "name": tool["name"],
-        "description": tool.get("description", ""),
+        "description": tool.get("description") or "",
         "parameters": tool["input_schema"],
     }
     return {"type": "function", "function": function}
 
 
-def _messages(message: Any, where: str) -> list[Message]:
-    role = message.get("role") if isinstance(message, dict) else None
-    if role not in ("user", "assistant", "system"):
-        raise bad_request(f"{where}.role must be user or assistant", param=where)
-    content = message.get("content")
+def _messages(message: Mapping[str, Any]) -> list[Message]:
+    content = message["content"]
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
-        raise bad_request(f"{where}.content must be text or a list of blocks", param=where)
-    if role == "assistant":
-        return [_assistant(blocks, where)]
-    return _user(blocks, role, where)
+    return [_assistant(blocks)] if message["role"] == "assistant" else _user(blocks, message["role"])
 
 
-def _assistant(blocks: Iterable[Mapping[str, Any]], where: str) -> Message:
+def _assistant(blocks: Iterable[Mapping[str, Any]]) -> Message:
     texts, thoughts, calls = [], [], []
     for block in blocks:
-        kind = block.get("type")
-        if kind == "text":
-            texts.append(block.get("text") or "")
-        elif kind == "thinking":
-            thoughts.append(block.get("thinking") or "")
-        elif kind == "tool_use":
-            arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
-            function = {"name": block.get("name"), "arguments": arguments}
-            calls.append({"id": block.get("id"), "type": "function", "function": function})
+        if block["type"] == "text":
+            texts.append(block["text"])
+        elif block["type"] == "thinking":
+            thoughts.append(block["thinking"])
         else:
-            raise unsupported_content(kind, f"{where}.content")
+            arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
+            function = {"name": block["name"], "arguments": arguments}
+            calls.append({"id": block["id"], "type": "function", "function": function})
     return assistant_message("".join(texts), "".join(thoughts), calls)
 
 
-def _user(blocks: Iterable[Mapping[str, Any]], role: str, where: str) -> list[Message]:
+def _user(blocks: Iterable[Mapping[str, Any]], role: str) -> list[Message]:
     """Tool results as messages of their own; the text between them in its place."""
     messages: list[Message] = []
     texts: list[str] = []
@@ -165,29 +159,18 @@ def _user(blocks: Iterable[Mapping[str, Any]], role: str, where: str) -> list[Me
             texts.clear()
 
     for block in blocks:
-        kind = block.get("type")
-        if kind == "text":
-            texts.append(block.get("text") or "")
-        elif kind == "tool_result":
-            flush()
-            content = _text(block.get("content") or "", f"{where}.content")
-            messages.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content})
+        if block["type"] == "text":
+            texts.append(block["text"])
         else:
-            raise unsupported_content(kind, f"{where}.content")
+            flush()
+            content = _text(block.get("content"))
+            messages.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": content})
     flush()
     return messages
 
 
-def _text(content: Any, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    texts = []
-    for block in content if isinstance(content, list) else [content]:
-        kind = block.get("type") if isinstance(block, dict) else type(block).__name__
-        if kind != "text":
-            raise unsupported_content(kind, where)
-        texts.append(block.get("text") or "")
-    return "\n\n".join(texts)
+def _text(content: str | Iterable[Mapping[str, Any]] | None) -> str:
+    return content if isinstance(content, str) else "\n\n".join(block["text"] for block in content or ())
 
 
 class _MessagesCaller:

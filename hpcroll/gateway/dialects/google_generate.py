@@ -9,7 +9,9 @@ from typing import Any, ClassVar
 
 from hpcroll.gateway.chat import ChatRequest, Delta, Message, Reply, assistant_message
 from hpcroll.gateway.dialects.base import SSE, Caller, HttpCall, unsupported_content
+from hpcroll.gateway.dialects.google_shape import BODY
 from hpcroll.gateway.dialects.sampling import read_sampling
+from hpcroll.gateway.dialects.shape import check
 from hpcroll.gateway.recall import arguments_object
 from hpcroll.gateway.refusal import CONTEXT_CODE, Refusal, bad_request
 
@@ -30,6 +32,10 @@ _SAMPLING = {
     "presencePenalty": "presence_penalty",
     "frequencyPenalty": "frequency_penalty",
 }
+_OPAQUE = frozenset(
+    {"args", "response", "parameters", "parametersJsonSchema", "responseSchema", "responseJsonSchema"}
+)
+"""Fields whose content is the agent's own."""
 _ANY_VERSION = "/{version:v1|v1alpha|v1beta}/models/{model}"
 
 
@@ -52,7 +58,8 @@ class GoogleGenerate:
         return _GenerateCaller(read_request(call.body, stream=stream), model=self._model, events=events)
 
     def read_count(self, call: HttpCall) -> ChatRequest:
-        return read_request(call.body.get("generateContentRequest") or call.body, stream=False)
+        body = _camel_case(call.body)
+        return read_request(body.get("generateContentRequest") or body, stream=False)
 
     def count(self, tokens: int) -> Mapping[str, Any]:
         return {"totalTokens": tokens}
@@ -86,23 +93,20 @@ def _error(refusal: Refusal) -> dict[str, Any]:
 
 def read_request(body: Mapping[str, Any], *, stream: bool) -> ChatRequest:
     """The request in `body`; raises `Refusal` that names what is wrong or not supported."""
-    contents = body.get("contents")
-    if not isinstance(contents, list) or not contents:
-        raise bad_request("contents must be a non-empty list", param="contents")
+    body = _camel_case(body)
+    check(body, BODY)
     if body.get("cachedContent"):
-        raise bad_request("cachedContent: nothing is stored between requests", code="unsupported")
+        raise _unsupported("cachedContent", "nothing is stored between requests")
     messages: list[Message] = []
-    system = body.get("systemInstruction") or body.get("system_instruction")
-    if system and (text := _system_text(system)):
+    if text := _system_text(body.get("systemInstruction")):
         messages.append({"role": "system", "content": text})
     unanswered: list[tuple[str, str]] = []
-    for index, content in enumerate(contents):
+    for index, content in enumerate(body["contents"]):
         messages += _messages(content, f"contents[{index}]", unanswered)
     config = body.get("generationConfig") or {}
-    if config.get("candidateCount") not in (None, 1):
-        raise bad_request("candidateCount must be 1: a rollout is one sequence of calls", code="unsupported")
-    fields = {ours: config[theirs] for theirs, ours in _SAMPLING.items() if config.get(theirs) is not None}
-    passed_on, constraints = _choice(body.get("toolConfig") or {})
+    _check_config(config)
+    tools = _tools(body.get("tools") or ())
+    passed_on, constraints = _choice(body.get("toolConfig") or {}, tools)
     if config.get("responseMimeType") == "application/json":
         schema = config.get("responseJsonSchema") or _json_schema(config.get("responseSchema") or {})
         constraints["response_format"] = (
@@ -113,24 +117,62 @@ def read_request(body: Mapping[str, Any], *, stream: bool) -> ChatRequest:
     return ChatRequest(
         messages=tuple(messages),
         stream=stream,
-        tools=tuple(_tools(body.get("tools") or ())),
-        asked=read_sampling(fields),
+        tools=tuple(tools),
+        asked=read_sampling(config, _SAMPLING, within="generationConfig."),
         constraints=constraints,
         passed_on=passed_on,
     )
 
 
-def _system_text(system: Any) -> str:
-    if isinstance(system, str):
-        return system
-    return "\n\n".join(part.get("text") or "" for part in system.get("parts") or ())
+def _camel_case(value: Any) -> Any:
+    """The request with one spelling of its fields: the API takes `tool_config` for `toolConfig`."""
+    if isinstance(value, list):
+        return [_camel_case(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    named = {_camel(name): item for name, item in value.items()}
+    return {name: item if name in _OPAQUE else _camel_case(item) for name, item in named.items()}
 
 
-def _choice(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _camel(name: str) -> str:
+    if "_" not in name:
+        return name
+    first, *others = name.split("_")
+    return first + "".join(word.title() for word in others)
+
+
+def _unsupported(field: str, why: str) -> Refusal:
+    return bad_request(f"{field}: not supported, {why}", code="unsupported", param=field)
+
+
+def _check_config(config: Mapping[str, Any]) -> None:
+    if config.get("candidateCount") not in (None, 1):
+        raise _unsupported("generationConfig.candidateCount", "a rollout is one sequence of calls")
+    if set(config.get("responseModalities") or ()) - {"TEXT"}:
+        raise _unsupported("generationConfig.responseModalities", "hpcroll records text only")
+    if config.get("responseMimeType") not in (None, "", "text/plain", "application/json"):
+        raise _unsupported("generationConfig.responseMimeType", "only text/plain and application/json are")
+
+
+def _system_text(system: str | Mapping[str, Any] | None) -> str:
+    if system is None or isinstance(system, str):
+        return system or ""
+    for place, part in enumerate(system["parts"]):
+        if part.get("text") is None:
+            raise unsupported_content(_kind(part), f"systemInstruction.parts[{place}]")
+    return "\n\n".join(part["text"] for part in system["parts"])
+
+
+def _choice(
+    config: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is passed on, and what constrains sampling, of a `toolConfig`."""
     calling = config.get("functionCallingConfig") or {}
     mode = str(calling.get("mode") or "AUTO").upper()
     names: Sequence[str] = calling.get("allowedFunctionNames") or ()
+    if len(names) > 1 and set(names) < {tool["function"]["name"] for tool in tools}:
+        field = "toolConfig.functionCallingConfig.allowedFunctionNames"
+        raise _unsupported(field, "no server takes a choice of some functions; declare only those")
     if mode == "NONE":
         return {"tool_choice": "none"}, {}
     if mode != "ANY":
@@ -140,11 +182,11 @@ def _choice(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return {}, {"tool_choice": "required"}
 
 
-def _tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
+def _tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The declared functions; tools that Google's servers run are not offered."""
     functions = []
     for tool in tools:
-        for declared in tool.get("functionDeclarations") or tool.get("function_declarations") or ():
+        for declared in tool.get("functionDeclarations") or ():
             parameters = declared.get("parametersJsonSchema") or _json_schema(
                 declared.get("parameters") or {}
             )
@@ -169,43 +211,40 @@ def _json_schema(schema: Any) -> Any:
     }
 
 
-def _messages(content: Any, where: str, unanswered: list[tuple[str, str]]) -> list[Message]:
+def _messages(content: Mapping[str, Any], where: str, unanswered: list[tuple[str, str]]) -> list[Message]:
     """The messages of one content; `unanswered` are the (id, name) of calls whose results are to come."""
-    if not isinstance(content, dict) or not isinstance(content.get("parts"), list):
-        raise bad_request(f"{where} must be an object with parts", param=where)
-    role, parts = content.get("role") or "user", content["parts"]
-    if role == "model":
-        return [_assistant(parts, where, unanswered)]
+    if content.get("role") == "model":
+        return [_assistant(content["parts"], where, unanswered)]
     messages: list[Message] = []
-    texts: list[str] = []
-    for part in parts:
-        if "functionResponse" in part:
-            messages.append(_result(part["functionResponse"], unanswered))
-        elif isinstance(part.get("text"), str):
-            texts.append(part["text"])
+    for place, part in enumerate(content["parts"]):
+        if answer := part.get("functionResponse"):
+            if answer.get("parts"):
+                raise unsupported_content("functionResponse.parts", f"{where}.parts[{place}]")
+            messages.append(_result(answer, unanswered))
+        elif part.get("text") is None:
+            raise unsupported_content(_kind(part), f"{where}.parts[{place}]")
+        elif messages and messages[-1]["role"] == "user":
+            messages[-1]["content"] += part["text"]
         else:
-            raise unsupported_content(_kind(part), where)
-    if texts:
-        messages.append({"role": "user", "content": "".join(texts)})
+            messages.append({"role": "user", "content": part["text"]})
     return messages
 
 
-def _assistant(parts: Sequence[Any], where: str, unanswered: list[tuple[str, str]]) -> Message:
+def _assistant(parts: Sequence[Mapping[str, Any]], where: str, unanswered: list[tuple[str, str]]) -> Message:
     texts: list[str] = []
     thoughts: list[str] = []
     calls = []
     for place, part in enumerate(parts):
-        if "functionCall" in part:
-            called = part["functionCall"]
+        if called := part.get("functionCall"):
             call_id = called.get("id") or f"{where}.parts[{place}]"
             arguments = json.dumps(called.get("args") or {}, ensure_ascii=False)
-            function = {"name": called.get("name"), "arguments": arguments}
+            function = {"name": called["name"], "arguments": arguments}
             calls.append({"id": call_id, "type": "function", "function": function})
-            unanswered.append((call_id, called.get("name") or ""))
-        elif isinstance(part.get("text"), str):
+            unanswered.append((call_id, called["name"]))
+        elif part.get("text") is not None:
             (thoughts if part.get("thought") else texts).append(part["text"])
         else:
-            raise unsupported_content(_kind(part), where)
+            raise unsupported_content(_kind(part), f"{where}.parts[{place}]")
     return assistant_message("".join(texts), "".join(thoughts), calls)
 
 
@@ -216,17 +255,16 @@ def _result(answer: Mapping[str, Any], unanswered: list[tuple[str, str]]) -> Mes
     known = known or next((call for call in unanswered if call[1] == name), None)
     if known is not None:
         unanswered.remove(known)
-    response = answer.get("response")
+    response = answer["response"]
     # The one key under which clients put text.
-    text = response.get("output") if isinstance(response, dict) and len(response) == 1 else None
+    text = response.get("output") if len(response) == 1 else None
     content = text if isinstance(text, str) else json.dumps(response, ensure_ascii=False)
     call_id = known[0] if known is not None else answer.get("id") or name
     return {"role": "tool", "tool_call_id": call_id, "name": name, "content": content}
 
 
-def _kind(part: Any) -> str:
-    names = [name for name in part if name != "thoughtSignature"] if isinstance(part, dict) else []
-    return str(names[0]) if names else type(part).__name__
+def _kind(part: Mapping[str, Any]) -> str:
+    return next((name for name in part if name not in ("thoughtSignature", "thought")), "nothing")
 
 
 class _GenerateCaller:

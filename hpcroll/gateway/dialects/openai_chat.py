@@ -18,15 +18,17 @@ from hpcroll.gateway.chat import (
     assistant_message,
     thought_of,
 )
-from hpcroll.gateway.dialects.base import SSE, Caller, HttpCall, unsupported_content
+from hpcroll.gateway.dialects.base import SSE, Caller, HttpCall
+from hpcroll.gateway.dialects.openai_chat_shape import BODY
 from hpcroll.gateway.dialects.sampling import read_sampling
+from hpcroll.gateway.dialects.shape import check
 from hpcroll.gateway.refusal import Refusal, bad_request
 
-_SAMPLING_FIELDS = (*Sampling.model_fields, "max_completion_tokens")
+_SAMPLING = {name: name for name in Sampling.model_fields} | {"max_completion_tokens": "max_tokens"}
 _OWN_FIELDS = frozenset(
     {
-        *_SAMPLING_FIELDS,
-        *("model", "messages", "tools", "tool_choice", "functions", "function_call", "n"),
+        *_SAMPLING,
+        *("model", "messages", "tools", "tool_choice", "n"),
         *("stream", "stream_options", "logprobs", "top_logprobs", "return_token_ids", "user"),
         *("store", "metadata", "prompt_cache_key", "safety_identifier", "service_tier", "reasoning_effort"),
         *("prediction", "verbosity", "response_format"),
@@ -35,8 +37,23 @@ _OWN_FIELDS = frozenset(
 """Read here, or of no meaning to an inference server; all others are passed on."""
 
 _ASSISTANT_FIELDS = ("role", "content", "tool_calls", "reasoning_content", "reasoning")
+_REFUSED = {
+    "functions": "deprecated: declare tools",
+    "function_call": "deprecated: use tool_choice",
+    "use_beam_search": "a beam is not sampled",
+    "audio": "hpcroll records text only",
+}
 _CONSTRAINING_FIELDS = (
     "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+    "min_tokens",
+    "min_new_tokens",
+    "ignore_eos",
+    "logits_processors",
+    "custom_logit_processor",
+    "vllm_xargs",
+    "structural_tag",
     "guided_json",
     "guided_regex",
     "guided_choice",
@@ -60,9 +77,10 @@ class OpenAIChat:
 
     def read(self, call: HttpCall) -> Caller:
         body = call.body
+        request = read_request(body)
         options = body.get("stream_options") or {}
         return _ChatCaller(
-            read_request(body),
+            request,
             model=self._model,
             include_usage=bool(options.get("include_usage")),
             with_logprobs=bool(body.get("logprobs")),
@@ -113,16 +131,14 @@ def openai_error(refusal: Refusal) -> dict[str, Any]:
 
 def read_request(body: Mapping[str, Any]) -> ChatRequest:
     """The request in `body`; raises `Refusal` that names what is wrong or not supported."""
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise bad_request("messages must be a non-empty list", param="messages")
-    for index, message in enumerate(messages):
-        _check_message(message, index)
-    if body.get("n") not in (None, 1):
-        raise bad_request("n must be 1: a rollout is one sequence of calls", code="unsupported", param="n")
-    tools = body.get("tools") or ()
-    if not isinstance(tools, list | tuple) or not all(isinstance(tool, dict) for tool in tools):
-        raise bad_request("tools must be a list of objects", param="tools")
+    for name, why in _REFUSED.items():
+        if body.get(name):
+            raise bad_request(f"{name}: not supported, {why}", code="unsupported", param=name)
+    check(body, BODY)
+    for name in ("n", "best_of"):
+        if body.get(name) not in (None, 1):
+            message = f"{name} must be 1: a rollout is one sequence of calls"
+            raise bad_request(message, code="unsupported", param=name)
     passed_on = {name: value for name, value in body.items() if name not in _OWN_FIELDS}
     constraints = {name: passed_on.pop(name) for name in _CONSTRAINING_FIELDS if passed_on.get(name)}
     if (body.get("response_format") or {}).get("type", "text") != "text":
@@ -132,16 +148,13 @@ def read_request(body: Mapping[str, Any]) -> ChatRequest:
         passed_on["tool_choice"] = choice
     elif choice not in (None, "auto"):
         constraints["tool_choice"] = choice
-    fields = {name: body[name] for name in Sampling.model_fields if body.get(name) is not None}
-    if (most := body.get("max_completion_tokens")) is not None:
-        fields["max_tokens"] = most
-    if isinstance(fields.get("stop"), str):
-        fields["stop"] = (fields["stop"],)
+    if isinstance(stop := body.get("stop"), str):
+        body = {**body, "stop": [stop]}
     return ChatRequest(
-        messages=tuple(_canonical(message) for message in messages),
+        messages=tuple(_canonical(message) for message in body["messages"]),
         stream=bool(body.get("stream")),
-        tools=tuple(tools),
-        asked=read_sampling(fields),
+        tools=tuple(body.get("tools") or ()),
+        asked=read_sampling(body, _SAMPLING),
         constraints=constraints,
         passed_on=passed_on,
     )
@@ -156,18 +169,6 @@ def _canonical(message: Mapping[str, Any]) -> dict[str, Any]:
     known = assistant_message(text, thought_of(message), message.get("tool_calls") or ())
     further = {name: value for name, value in message.items() if value and name not in _ASSISTANT_FIELDS}
     return {**known, **further}
-
-
-def _check_message(message: Any, index: int) -> None:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise bad_request(f"messages[{index}] must be an object with a role", param=f"messages[{index}]")
-    content = message.get("content")
-    if content is None or isinstance(content, str):
-        return
-    for part in content if isinstance(content, list) else [None]:
-        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        if kind != "text":
-            raise unsupported_content(kind, f"messages[{index}].content")
 
 
 class _ChatCaller:

@@ -13,13 +13,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from hpcroll.gateway.chat import ChatRequest, Delta, Message, Reply
-from hpcroll.gateway.dialects.base import SSE, Caller, HttpCall, unsupported_content
+from hpcroll.gateway.dialects.base import SSE, Caller, HttpCall
 from hpcroll.gateway.dialects.openai_chat import openai_error
+from hpcroll.gateway.dialects.openai_responses_shape import BODY
 from hpcroll.gateway.dialects.sampling import read_sampling
+from hpcroll.gateway.dialects.shape import check
 from hpcroll.gateway.recall import arguments_object
 from hpcroll.gateway.refusal import Refusal, bad_request
 
-_TEXT_TYPES = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+_SAMPLING = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens": "max_tokens"}
+_STORED = ("previous_response_id", "conversation", "prompt", "background")
+"""What only a server that stores responses can do."""
 _CUSTOM_ARGUMENT = "input"
 """The one argument of a tool that takes text: the function that stands for it has this parameter."""
 _HOSTED = frozenset(
@@ -42,13 +46,12 @@ class OpenAIResponses:
         self._model = model
 
     def read(self, call: HttpCall) -> Caller:
-        tools = _Tools(call.body.get("tools") or ())
-        request = read_request(call.body, tools)
+        request, tools = read_request(call.body)
         encrypted = "reasoning.encrypted_content" in (call.body.get("include") or ())
         return _ResponsesCaller(request, tools, call.body, model=self._model, encrypted=encrypted)
 
     def read_count(self, call: HttpCall) -> ChatRequest:
-        return read_request(call.body, _Tools(call.body.get("tools") or ()))
+        return read_request(call.body)[0]
 
     def count(self, tokens: int) -> Mapping[str, Any]:
         return {"object": "response.input_tokens", "input_tokens": tokens}
@@ -63,15 +66,19 @@ class OpenAIResponses:
 class _Tools:
     """The tools of a request as functions, and what each function stands for."""
 
-    def __init__(self, tools: Sequence[Any]) -> None:
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self.functions: list[dict[str, Any]] = []
         self._custom: set[str] = set()
         self._namespaces: dict[str, str] = {}
         for index, tool in enumerate(tools):
             self._add(tool, f"tools[{index}]")
 
-    def _add(self, tool: Any, where: str, namespace: str = "") -> None:
-        kind = tool.get("type") if isinstance(tool, dict) else type(tool).__name__
+    def _add(self, tool: Mapping[str, Any], where: str, namespace: str = "") -> None:
+        kind = tool["type"]
+        if kind in _HOSTED:
+            return
+        if not tool.get("name"):
+            raise bad_request(f"{where}.name: missing", param=f"{where}.name")
         if kind == "function":
             parameters = tool.get("parameters") or {"type": "object", "properties": {}}
             self._offer(tool, parameters, namespace)
@@ -85,9 +92,9 @@ class _Tools:
             self._custom.add(tool["name"])
             self._offer(tool, parameters, namespace)
         elif kind == "namespace":
-            for inner in tool.get("tools") or ():
-                self._add(inner, where, tool["name"])
-        elif kind not in _HOSTED:
+            for index, inner in enumerate(tool.get("tools") or ()):
+                self._add(inner, f"{where}.tools[{index}]", tool["name"])
+        else:
             raise bad_request(f"{where} of type {kind!r} is not supported", code="unsupported", param=where)
 
     def _offer(self, tool: Mapping[str, Any], parameters: Any, namespace: str) -> None:
@@ -125,27 +132,23 @@ def custom_input(arguments: str) -> str:
     return text if isinstance(text, str) else arguments
 
 
-def read_request(body: Mapping[str, Any], tools: _Tools) -> ChatRequest:
-    """The request in `body`; raises `Refusal` that names what is wrong or not supported."""
-    for name in ("previous_response_id", "conversation", "prompt"):
+def read_request(body: Mapping[str, Any]) -> tuple[ChatRequest, _Tools]:
+    """The request in `body` and its tools; raises `Refusal` that names what is wrong or not supported."""
+    for name in _STORED:
         if body.get(name):
             raise bad_request(
                 f"{name}: not supported, nothing is stored between requests; send the whole input",
                 code="unsupported",
                 param=name,
             )
-    sent = body.get("input")
-    items = [{"role": "user", "content": sent}] if isinstance(sent, str) else sent
-    if not isinstance(items, list) or not items:
-        raise bad_request("input must be text or a non-empty list of items", param="input")
+    check(body, BODY)
+    tools = _Tools(body.get("tools") or ())
+    sent = body["input"]
     conversation = _Conversation()
     if instructions := body.get("instructions"):
         conversation.say("system", instructions)
-    for index, item in enumerate(items):
-        conversation.add(item, f"input[{index}]")
-    fields = {name: body[name] for name in ("temperature", "top_p") if body.get(name) is not None}
-    if (most := body.get("max_output_tokens")) is not None:
-        fields["max_tokens"] = most
+    for item in [{"role": "user", "content": sent}] if isinstance(sent, str) else sent:
+        conversation.add(item)
     passed_on, constraints = _choice(body.get("tool_choice"))
     if body.get("parallel_tool_calls") is False:
         passed_on["parallel_tool_calls"] = False
@@ -155,14 +158,15 @@ def read_request(body: Mapping[str, Any], tools: _Tools) -> ChatRequest:
         constraints["response_format"] = {"type": "json_schema", "json_schema": schema}
     elif form.get("type", "text") != "text":
         constraints["response_format"] = form
-    return ChatRequest(
+    request = ChatRequest(
         messages=tuple(conversation.messages()),
         stream=bool(body.get("stream")),
         tools=tuple(tools.functions),
-        asked=read_sampling(fields),
+        asked=read_sampling(body, _SAMPLING),
         constraints=constraints,
         passed_on=passed_on,
     )
+    return request, tools
 
 
 def _choice(choice: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -171,9 +175,12 @@ def _choice(choice: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {}
     if choice == "none":
         return {"tool_choice": "none"}, {}
-    if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
-        return {}, {"tool_choice": {"type": "function", "function": {"name": choice.get("name")}}}
-    return {}, {"tool_choice": "required"}
+    if choice == "required":
+        return {}, {"tool_choice": "required"}
+    if choice["type"] not in ("function", "custom") or not choice.get("name"):
+        message = f"tool_choice of type {choice['type']!r} is not supported: only that of one function is"
+        raise bad_request(message, code="unsupported", param="tool_choice")
+    return {}, {"tool_choice": {"type": "function", "function": {"name": choice["name"]}}}
 
 
 class _Conversation:
@@ -191,49 +198,41 @@ class _Conversation:
         self._reply = None
         self._messages.append({"role": role, "content": text})
 
-    def add(self, item: Any, where: str) -> None:
-        kind = item.get("type", "message") if isinstance(item, dict) else type(item).__name__
+    def add(self, item: Mapping[str, Any]) -> None:
+        kind = item.get("type", "message")
         if kind == "message":
-            self._message(item, where)
+            self._message(item)
         elif kind == "reasoning":
-            self._think(item, where)
+            self._think(item)
         elif kind == "function_call":
-            self._call(item, item.get("arguments") or "")
+            self._call(item, item["arguments"])
         elif kind == "custom_tool_call":
-            text = json.dumps({_CUSTOM_ARGUMENT: item.get("input") or ""}, ensure_ascii=False)
-            self._call(item, text)
-        elif kind in ("function_call_output", "custom_tool_call_output"):
-            self._reply = None
-            output = _text(item.get("output") or "", f"{where}.output")
-            self._messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
+            self._call(item, json.dumps({_CUSTOM_ARGUMENT: item["input"]}, ensure_ascii=False))
         else:
-            raise bad_request(
-                f"{where} of type {kind!r} is not supported", code="unsupported_content", param=where
-            )
+            self._reply = None
+            output = _text(item["output"])
+            self._messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": output})
 
-    def _message(self, item: Mapping[str, Any], where: str) -> None:
-        role = item.get("role")
-        text = _text(item.get("content") or "", f"{where}.content")
+    def _message(self, item: Mapping[str, Any]) -> None:
+        role, text = item["role"], _text(item.get("content"))
         if role == "assistant":
             reply = self._assistant("content")
             reply["content"] = (reply["content"] or "") + text or None
-        elif role in ("user", "system", "developer"):
-            self.say("system" if role == "developer" else role, text)
         else:
-            raise bad_request(f"{where}.role: {role!r} is unknown", param=where)
+            self.say("system" if role == "developer" else role, text)
 
-    def _think(self, item: Mapping[str, Any], where: str) -> None:
+    def _think(self, item: Mapping[str, Any]) -> None:
         # The sealed text is whole; a summary is what is left where an agent dropped it.
         text = unseal(item.get("encrypted_content"))
         if text is None:
-            text = _text(item.get("content") or item.get("summary") or "", where)
+            text = _text(item.get("content") or item.get("summary"))
         reply = self._assistant("reasoning_content")
         if text:
             reply["reasoning_content"] = reply.get("reasoning_content", "") + text
 
     def _call(self, item: Mapping[str, Any], arguments: str) -> None:
-        function = {"name": item.get("name"), "arguments": arguments}
-        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        function = {"name": item["name"], "arguments": arguments}
+        call = {"id": item["call_id"], "type": "function", "function": function}
         self._assistant("tool_calls").setdefault("tool_calls", []).append(call)
 
     def _assistant(self, part: str) -> dict[str, Any]:
@@ -248,16 +247,8 @@ class _Conversation:
         return reply
 
 
-def _text(content: Any, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    texts = []
-    for part in content if isinstance(content, list) else [content]:
-        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        if kind not in _TEXT_TYPES:
-            raise unsupported_content(kind, where)
-        texts.append(part.get("text") or "")
-    return "".join(texts)
+def _text(content: str | Sequence[Mapping[str, Any]] | None) -> str:
+    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
 
 
 def seal(text: str) -> str:

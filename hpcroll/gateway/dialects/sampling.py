@@ -11,11 +11,15 @@ from hpcroll.contract import Sampling
 from hpcroll.gateway.refusal import bad_request
 
 
-def read_sampling(fields: Mapping[str, Any]) -> Sampling:
-    """`fields`, checked; raises `Refusal` that names the one that is wrong."""
+def read_sampling(body: Mapping[str, Any], names: Mapping[str, str], *, within: str = "") -> Sampling:
+    """The parameters in `body`, by our name of each of the API's; of two with one name, the later.
+
+    Raises `Refusal` that names the one that is wrong; `within` is the path of `body`.
+    """
+    asked = {name: body[name] for name in names if body.get(name) is not None}
     try:
-        return Sampling(**fields)
+        return Sampling(**{names[name]: value for name, value in asked.items()})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        name = str(first["loc"][0]) if first["loc"] else None
+        name = within + next(theirs for theirs in asked if names[theirs] == first["loc"][0])
         raise bad_request(f"{name}: {first['msg']} (got {first['input']!r:.80})", param=name) from None
