@@ -34,6 +34,7 @@ AGENTS = (
         "codex",
         "continue_cli",
         "gemini_cli",
+        "grok_cli",
         "kilo_code",
         "mini_swe_agent",
         "opencode",
