@@ -60,6 +60,8 @@ class EngineServer:
         self._log = root / "engine.log"
         # Not `vllm serve`: the command of the CPU wheel looks for a package named vllm and gives up.
         self._argv = [
+            # It goes too when these tests are killed, which end no fixture then.
+            *("setpriv", "--pdeathsig", "TERM"),
             *(str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint)),
             *("--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port)),
             *("--dtype", "float32", "--max-model-len", str(CONTEXT_TOKENS), "--enforce-eager"),
