@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,8 +15,6 @@ from hpcroll.gateway.chat import Delta, Message, MessageBuilder, Reply
 from hpcroll.gateway.engines.base import Part, decimal
 
 _HINT = "the server must honour return_token_ids and logprobs, see docs/reference/gateway.md"
-_ID_LIMIT = 1 << 32
-_NO_IDS = "token ids that are not a list of unsigned 32-bit numbers"
 
 
 class ReplyReader:
@@ -27,7 +26,7 @@ class ReplyReader:
         """Policy versions that the engine named, in order."""
         self._kind = LogprobKind.RAW
         self._prompt_ids: Ids | None = None
-        self._sampled_ids: list[int] = []
+        self._sampled_ids = _ids(())
         self._logprobs: list[float] = []
         self._usage: Mapping[str, Any] = {}
         self._message: Message | None = None
@@ -51,8 +50,8 @@ class ReplyReader:
         self.versions += part.versions
         self._usage = part.usage or self._usage
         if part.prompt_ids:
-            self._take_prompt(_ids(part.prompt_ids))
-        self._sampled_ids += _checked(part.ids)
+            self._take_prompt(np.array(_ids(part.prompt_ids), dtype=np.uint32))
+        self._sampled_ids += _ids(part.ids)
         self._logprobs += part.logprobs
         self.finish_reason = part.finish_reason or self.finish_reason
         self._message = part.message or self._message
@@ -151,15 +150,9 @@ class ReplyReader:
         )
 
 
-def _ids(values: Sequence[int]) -> Ids:
-    array = np.asarray(values)
-    if array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= _ID_LIMIT:
-        raise ValueError(_NO_IDS)
-    return array.astype(np.uint32)
-
-
-def _checked(values: Sequence[int]) -> Sequence[int]:
-    # One id at a time in most streams, for which an array costs ten times as much.
-    if not all(type(value) is int and 0 <= value < _ID_LIMIT for value in values):
-        raise ValueError(_NO_IDS)
-    return values
+def _ids(values: Sequence[int]) -> array[int]:
+    # Checks every number on the way, and takes a fifth of the time that numpy takes for a list.
+    try:
+        return array("I", values)
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"token ids that are not a list of unsigned 32-bit numbers: {error}") from error
