@@ -130,4 +130,7 @@ def assistant_message(
 
 def thought_of(message: Mapping[str, Any]) -> str:
     """What a message or delta says the model thought, by either name that servers and agents give it."""
-    return next((str(message[name]) for name in _THOUGHT_FIELDS if message.get(name)), "")
+    for name in _THOUGHT_FIELDS:
+        if thought := message.get(name):
+            return str(thought)
+    return ""

@@ -69,8 +69,10 @@ def versions_of(*holders: Any) -> tuple[int, ...]:
     """The decimal `weight_version` of each holder that has one."""
     found = []
     for holder in holders:
-        if isinstance(holder, dict) and (number := decimal(holder.get("weight_version"))) is not None:
-            found.append(number)
+        if isinstance(holder, dict) and "weight_version" in holder:
+            number = decimal(holder["weight_version"])
+            if number is not None:
+                found.append(number)
     return tuple(found)
 
 
