@@ -33,7 +33,9 @@ class Agent:
     refusal: str
     """What its edit tool says of a text that is not in the file."""
     done: ToolCall | None = None
-    """What ends it; None: a reply that calls no tool, which it prints."""
+    """What ends it; None: a reply that calls no tool."""
+    answers: bool = True
+    """That reply is the rollout's answer."""
     insists: bool = False
     """A reply that calls no tool is taken out of the history, and a user message asks for one."""
 
@@ -121,6 +123,18 @@ def _by_python(path: str, old: str, new: str) -> ToolCall:
     return _bash(f"python3 - <<'EOP'\n{program}EOP")
 
 
+def _like_opencode(name: str) -> Agent:
+    return Agent(
+        name,
+        run=lambda command: _call("bash", command=command, description="a step"),
+        read=lambda path: _call("read", filePath=f"{WORKDIR}/{path}"),
+        replace=lambda path, old, new: _call(
+            "edit", filePath=f"{WORKDIR}/{path}", oldString=old, newString=new
+        ),
+        refusal="Could not find oldString in the file",
+    )
+
+
 AGENTS = {
     agent.name: agent
     for agent in (
@@ -134,11 +148,28 @@ AGENTS = {
             refusal="String to replace not found in file",
         ),
         Agent(
+            "cline",
+            run=lambda command: _call("run_commands", commands=[command]),
+            read=lambda path: _call("read_files", files=[{"path": f"{WORKDIR}/{path}"}]),
+            replace=lambda path, old, new: _call(
+                "editor", path=f"{WORKDIR}/{path}", old_text=old, new_text=new
+            ),
+            refusal="No replacement performed",
+            answers=False,
+        ),
+        Agent(
             "codex",
             run=_exec_command,
             read=_cat(_exec_command),
             replace=_apply_patch,
             refusal="Failed to find expected lines",
+        ),
+        Agent(
+            "continue_cli",
+            run=lambda command: _call("Bash", command=command),
+            read=lambda path: _call("Read", filepath=path),
+            replace=lambda path, old, new: _call("Edit", file_path=path, old_string=old, new_string=new),
+            refusal="string not found in file",
         ),
         Agent(
             "gemini_cli",
@@ -150,23 +181,24 @@ AGENTS = {
             refusal="Could not find an exact match",
         ),
         Agent(
+            "grok_cli",
+            run=_bash,
+            read=lambda path: _call("view_file", path=path),
+            replace=lambda path, old, new: _call("str_replace_editor", path=path, old_str=old, new_str=new),
+            refusal="String not found in file",
+        ),
+        _like_opencode("kilo_code"),
+        Agent(
             "mini_swe_agent",
             run=_bash,
             read=_cat(_bash),
             replace=_by_python,
             refusal="no such text",
+            answers=False,
             done=_bash("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
             insists=True,
         ),
-        Agent(
-            "opencode",
-            run=lambda command: _call("bash", command=command, description="a step"),
-            read=lambda path: _call("read", filePath=f"{WORKDIR}/{path}"),
-            replace=lambda path, old, new: _call(
-                "edit", filePath=f"{WORKDIR}/{path}", oldString=old, newString=new
-            ),
-            refusal="Could not find oldString in the file",
-        ),
+        _like_opencode("opencode"),
         Agent(
             "openhands",
             run=lambda command: _call("terminal", command=command),
@@ -175,6 +207,7 @@ AGENTS = {
                 "file_editor", command="str_replace", path=f"{WORKDIR}/{path}", old_str=old, new_str=new
             ),
             refusal="did not appear verbatim",
+            answers=False,
             done=_call("finish", message=LAST_WORDS),
         ),
         Agent(
