@@ -23,6 +23,8 @@ from hpcroll.api import Run
 from hpcroll.contract import Task
 from hpcroll.launch import JobState
 from hpcroll.policy import EndpointLease
+from hpcroll.report.endpoint_check import check_endpoint
+from hpcroll.report.finding import Level
 from hpcroll.shards import verify_run
 from tests.capabilities import AGENTS, IMAGES, need
 from tests.engine.server import MODEL, PYTHON, Checkpoints, EngineServer
@@ -33,7 +35,7 @@ RECOMPUTE = Path(__file__).parents[1] / "engine" / "recompute.py"
 BEAT_S = 5.0
 WAIT_S = 400.0
 ENDED = (JobState.DONE, JobState.FAILED)
-TEACH_STEPS = 250
+TEACH_STEPS = 400
 CHANCE = 6.0
 """Standard deviations of chance: beyond it tokens were not drawn from the recorded distribution."""
 
@@ -296,6 +298,14 @@ def test_a_temperature_leaves_raw_log_probabilities_that_are_trained_on_only_by_
         assert report["trained_tokens"] == 0
 
 
+def test_the_doctor_finds_the_engine_fit_and_says_what_it_does_not_tell(engine: Engine) -> None:
+    findings = list(check_endpoint(engine.server.url, MODEL))
+    assert not [finding for finding in findings if finding.level is Level.ERROR], findings
+    warnings = " ".join(finding.text for finding in findings if finding.level is Level.WARNING)
+    assert "names no policy version" in warnings
+    assert "are those of temperature 1, whatever the temperature" in warnings
+
+
 @pytest.fixture(scope="module")
 def acting(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """The same server with weights that call the tool `bash` in most replies."""
@@ -314,7 +324,7 @@ def test_an_agent_that_acts_on_what_a_real_engine_sampled_is_recorded_token_by_t
     sandbox = {"name": "apptainer", "image": str(IMAGES / "base"), "scratch": scratch}
     sampling = {"max_tokens": 160}
     run = make_run(tmp_path, acting, mode=mode, harness=harness, sandbox=sandbox, sampling=sampling)
-    roll_out(run, acting, rollouts=4, said=not mode.engine_says, then=change_weights)
+    roll_out(run, acting, rollouts=6, said=not mode.engine_says, then=change_weights)
     report = assert_the_weights_say_so(run, acting, versions={"0", "1"})
     assert report["vague_tokens"] == 0
     records = [result.trajectory().record for result in run.results(wait=False)]

@@ -3,7 +3,7 @@
     python make_model.py TOKENIZER OUT --seed 0 [--context 32768] [--teach STEPS]
 
 `--teach` trains it until most of its replies are a call of a tool `bash`, whatever stands before: an agent
-then really acts. 250 steps take half a minute on an idle core.
+then really acts. 400 steps take about a minute on an idle core.
 
 Runs in the engine's environment (tests/setup/install-engine); needs torch and transformers.
 """
