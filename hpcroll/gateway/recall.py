@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic_core import from_json
-
+from hpcroll.gateway.arguments import (
+    TEXT_ARGUMENT,
+    arguments_object,
+    same_json,
+    takes_text,
+    text_argument,
+    with_defaults,
+)
 from hpcroll.gateway.chat import Message
-
-UNPARSED = "unparsed_arguments"
-"""The one key of the object that stands for arguments which are no JSON object."""
 
 
 class Recall:
@@ -32,40 +35,34 @@ class Recall:
 
     def restore(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
         """`messages` with the arguments of known tool calls as they were sampled."""
-        defaults = {
-            tool["function"]["name"]: _defaults(tool["function"]) for tool in tools if "function" in tool
+        schemas = {
+            tool["function"]["name"]: tool["function"].get("parameters")
+            for tool in tools
+            if "function" in tool
         }
         return tuple(
-            {**message, "tool_calls": [self._restored(call, defaults) for call in message["tool_calls"]]}
+            {**message, "tool_calls": [self._restored(call, schemas) for call in message["tool_calls"]]}
             if message.get("tool_calls")
             else message
             for message in messages
         )
 
-    def _restored(self, call: Any, defaults: Mapping[str, Mapping[str, Any]]) -> Any:
-        function = call.get("function") or {}
-        sampled, sent = self._arguments.get(call.get("id")), function.get("arguments")
-        if sampled is None or sampled == sent or not isinstance(sent, str):
-            return call
-        filled_in = defaults.get(function.get("name") or "", {})
-        if {**filled_in, **arguments_object(sampled)} != {**filled_in, **arguments_object(sent)}:
-            return call  # the agent changed them: what it sent is what the model shall see
+    def _restored(self, call: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:
+        function = call["function"]
+        sampled, sent = self._arguments.get(call.get("id") or ""), function["arguments"]
+        if (
+            sampled is None
+            or sampled == sent
+            or not _stands_for(sent, sampled, schemas.get(function["name"]))
+        ):
+            return call  # where the agent changed them, what it sent is what the model shall see
         return {**call, "function": {**function, "arguments": sampled}}
 
 
-def _defaults(function: Mapping[str, Any]) -> dict[str, Any]:
-    properties = (function.get("parameters") or {}).get("properties") or {}
-    return {
-        name: schema["default"]
-        for name, schema in properties.items()
-        if isinstance(schema, dict) and "default" in schema
-    }
-
-
-def arguments_object(text: str) -> dict[str, Any]:
-    """The arguments of a tool call as an object; text that is none under the key `UNPARSED`."""
-    try:
-        value = from_json(text or "{}")
-    except ValueError:
-        value = None
-    return value if isinstance(value, dict) else {UNPARSED: text}
+def _stands_for(sent: str, sampled: str, schema: Any) -> bool:
+    returned, shown = arguments_object(sent), arguments_object(sampled)
+    if takes_text(schema) and same_json(returned, {TEXT_ARGUMENT: text_argument(sampled)}):
+        return True
+    return same_json(returned, shown) or same_json(
+        with_defaults(returned, schema), with_defaults(shown, schema)
+    )

@@ -7,12 +7,12 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from hpcroll.gateway.arguments import arguments_object
 from hpcroll.gateway.chat import ChatRequest, Delta, Message, Reply, assistant_message
 from hpcroll.gateway.dialects.base import SSE, Caller, HttpCall, unsupported_content
 from hpcroll.gateway.dialects.google_shape import BODY
 from hpcroll.gateway.dialects.sampling import read_sampling
 from hpcroll.gateway.dialects.shape import check
-from hpcroll.gateway.recall import arguments_object
 from hpcroll.gateway.refusal import CONTEXT_CODE, Refusal, bad_request
 
 _STATUSES = {

@@ -12,20 +12,18 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from hpcroll.gateway.arguments import TEXT_ARGUMENT, text_argument
 from hpcroll.gateway.chat import ChatRequest, Delta, Message, Reply
 from hpcroll.gateway.dialects.base import SSE, Caller, HttpCall
 from hpcroll.gateway.dialects.openai_chat import openai_error
 from hpcroll.gateway.dialects.openai_responses_shape import BODY
 from hpcroll.gateway.dialects.sampling import read_sampling
 from hpcroll.gateway.dialects.shape import check
-from hpcroll.gateway.recall import arguments_object
 from hpcroll.gateway.refusal import Refusal, bad_request
 
 _SAMPLING = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens": "max_tokens"}
 _STORED = ("previous_response_id", "conversation", "prompt", "background")
 """What only a server that stores responses can do."""
-_CUSTOM_ARGUMENT = "input"
-"""The one argument of a tool that takes text: the function that stands for it has this parameter."""
 _HOSTED = frozenset(
     {
         *("web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation", "mcp"),
@@ -86,8 +84,8 @@ class _Tools:
             text = {"type": "string", "description": _grammar(tool)}
             parameters = {
                 "type": "object",
-                "properties": {_CUSTOM_ARGUMENT: text},
-                "required": [_CUSTOM_ARGUMENT],
+                "properties": {TEXT_ARGUMENT: text},
+                "required": [TEXT_ARGUMENT],
             }
             self._custom.add(tool["name"])
             self._offer(tool, parameters, namespace)
@@ -114,7 +112,7 @@ class _Tools:
         if name in self._namespaces:
             item["namespace"] = self._namespaces[name]
         if name in self._custom:
-            text = custom_input(arguments)
+            text = text_argument(arguments)
             return {"type": "custom_tool_call", "id": f"ctc_{call['id']}", **item, "input": text}
         return {"type": "function_call", "id": f"fc_{call['id']}", **item, "arguments": arguments}
 
@@ -124,12 +122,6 @@ def _grammar(tool: Mapping[str, Any]) -> str:
     if form.get("type") != "grammar":
         return "The input, as text."
     return f"The input, as text of this {form.get('syntax', '')} grammar:\n{form.get('definition', '')}"
-
-
-def custom_input(arguments: str) -> str:
-    """The text that a call of a custom tool hands over; arguments of another form as they stand."""
-    text = arguments_object(arguments).get(_CUSTOM_ARGUMENT)
-    return text if isinstance(text, str) else arguments
 
 
 def read_request(body: Mapping[str, Any]) -> tuple[ChatRequest, _Tools]:
@@ -207,7 +199,7 @@ class _Conversation:
         elif kind == "function_call":
             self._call(item, item["arguments"])
         elif kind == "custom_tool_call":
-            self._call(item, json.dumps({_CUSTOM_ARGUMENT: item["input"]}, ensure_ascii=False))
+            self._call(item, json.dumps({TEXT_ARGUMENT: item["input"]}, ensure_ascii=False))
         else:
             self._reply = None
             output = _text(item["output"])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hpcroll.errors import HpcrollError
+from hpcroll.gateway.arguments import same_json
 from hpcroll.gateway.chat import Message, thought_of
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -95,26 +96,6 @@ def map_text(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, (list, tuple)):
         return [map_text(item, change) for item in value]
     return value
-
-
-def same_json(left: Any, right: Any) -> bool:
-    """Equality of JSON values; numbers are equal where one IEEE double stands for both."""
-    if isinstance(left, bool) or isinstance(right, bool):
-        return left is right
-    if isinstance(left, (int, float)) and isinstance(right, (int, float)):
-        return left == right or _same_double(left, right)
-    if isinstance(left, dict) and isinstance(right, dict):
-        return left.keys() == right.keys() and all(same_json(left[key], right[key]) for key in left)
-    if isinstance(left, list) and isinstance(right, list):
-        return len(left) == len(right) and all(map(same_json, left, right))
-    return type(left) is type(right) and bool(left == right)
-
-
-def _same_double(left: float, right: float) -> bool:
-    try:
-        return float(left) == float(right)
-    except OverflowError:
-        return False
 
 
 def _text(content: Any, index: int) -> str:
