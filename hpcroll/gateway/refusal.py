@@ -69,6 +69,19 @@ def not_recorded(message: str) -> Refusal:
     return Refusal(500, "server_error", NOT_RECORDED_CODE, message)
 
 
+def broken_dialect(name: str, error: Exception) -> Refusal:
+    """A defect of a dialect, which no second try cures."""
+    return Refusal(
+        400, "invalid_request_error", "dialect_failed", f"dialect {name}: {type(error).__name__}: {error}"
+    )
+
+
+def not_served(status: int, message: str) -> Refusal:
+    """No such address, no such method, or a body that is too large."""
+    kind = "not_found_error" if status == 404 else "invalid_request_error"
+    return Refusal(status, kind, "not_served", message)
+
+
 def wrong_key() -> Refusal:
     return Refusal(
         401,
