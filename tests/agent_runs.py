@@ -137,7 +137,7 @@ def assert_solved(agent: Agent, done: Done, *, refused: int = 0) -> None:
     assert check(done.trajectory, done.calls) == ()
     report = verify_run(done.run.path)
     assert report.ok, report
-    assert_same(done.told, done.trajectory)
+    assert_same(done.told, done.trajectory, refused=refused)
     assert len(record.calls) >= 8
     errors = [call.error for call in record.calls if call.error]
     assert len(errors) == refused, errors

@@ -186,6 +186,7 @@ AGENTS = {
             read=lambda path: _call("view_file", path=path),
             replace=lambda path, old, new: _call("str_replace_editor", path=path, old_str=old, new_str=new),
             refusal="String not found in file",
+            answers=False,
         ),
         _like_opencode("kilo_code"),
         Agent(
@@ -197,6 +198,13 @@ AGENTS = {
             answers=False,
             done=_bash("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
             insists=True,
+        ),
+        Agent(
+            "mistral_vibe",
+            run=_bash,
+            read=lambda path: _call("read_file", path=path),
+            replace=lambda path, old, new: _call("edit", file_path=path, old_string=old, new_string=new),
+            refusal="old_str not found in",
         ),
         _like_opencode("opencode"),
         Agent(

@@ -31,7 +31,7 @@ def test_thirty_turns_are_a_fifth_of_the_rows_where_ids_are_kept(
     # A reply tokenised otherwise than its text comes back in other ids: each of them forks.
     assert chat.merged_rows > tokens.merged_rows
     assert tokens.call_rows >= 5 * tokens.merged_rows
-    assert tokens.stored_tokens <= 1.15 * tokens.distinct_tokens
+    assert tokens.merged_row_tokens <= 1.15 * tokens.distinct_tokens
 
 
 def test_thinking_that_the_template_drops_forks_once(

@@ -18,8 +18,14 @@ pytestmark = [pytest.mark.apptainer, pytest.mark.timeout(1500)]
 
 EVERYWHERE = ("mini_swe_agent", "pi")
 """Tried in every run of the tests; the others take longer."""
-COMPACTING = {"claude_code": 56_000, "codex": 24_000}
-"""Contexts in tokens that do not hold the whole session."""
+LOOK, LONG_LOOK = "seq 1 250", "yes 'a line of plain words' | head -c 14000"
+COMPACTING = (
+    ("claude_code", "chat", 56_000, LOOK, 0),
+    ("codex", "tokens", 24_000, LOOK, 0),
+    ("opencode", "tokens", 20_000, LOOK, 0),
+    ("pi", "chat", 64_000, LONG_LOOK, 1),
+)
+"""Agent, mode, tokens of a context that does not hold the session, what fills it, calls that it refuses."""
 
 
 @pytest.mark.parametrize(
@@ -41,17 +47,22 @@ def test_an_agent_solves_a_task_and_its_record_holds_what_was_sampled(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", COMPACTING)
+@pytest.mark.parametrize(("name", "mode", "context_tokens", "look", "refused"), COMPACTING)
 def test_an_agent_that_compacts_its_history_forks_and_loses_nothing(
-    name: str, tmp_path: Path, serve_scripts: Callable[..., str]
+    name: str,
+    mode: str,
+    context_tokens: int,
+    look: str,
+    refused: int,
+    tmp_path: Path,
+    serve_scripts: Callable[..., str],
 ) -> None:
     need(f"agent:{name}")
     agent = AGENTS[name]
-    behaviour = work(agent, rounds=12, look="seq 1 250")
-    done = roll_out(agent, behaviour, tmp_path, serve_scripts, context_tokens=COMPACTING[name])
-    assert_solved(agent, done)
-    summaries = [entry for entry in done.told.entries if entry["kind"] == "side"]
-    assert summaries
+    behaviour = work(agent, rounds=12, look=look)
+    done = roll_out(agent, behaviour, tmp_path, serve_scripts, mode=mode, context_tokens=context_tokens)
+    assert_solved(agent, done, refused=refused)
+    assert any(entry["kind"] == "side" for entry in done.told.entries), "no request for a summary"
     lengths = [len(entry["prompt_ids"]) for entry in done.told.entries if entry["kind"] == "main"]
     assert any(after < before - 2000 for before, after in pairwise(lengths)), lengths
     began = [segment.began for segment in done.trajectory.record.segments]
