@@ -65,6 +65,7 @@ class BlackBoxHarness:
         self._config = config
         self._options = cast(BlackBoxOptions, self.Options.model_validate(config.options))
         self.version = self._options.version or self.program.version
+        self._tree: Path | None = None
 
     def check(self) -> None:
         """Raises `ConfigError` where the program is not in the store."""
@@ -75,8 +76,10 @@ class BlackBoxHarness:
         """The program's tree, unpacked on this node; see `Installed.mounts`."""
         if self.program.install is None:
             return ()
-        archive = store.find(self._store, self.program.name, self.version)
-        return ((node.unpack(archive, scratch), TREE),)
+        # Looked for once: not every rollout is to list a directory of the shared file system.
+        if self._tree is None or not self._tree.is_dir():
+            self._tree = node.unpack(store.find(self._store, self.program.name, self.version), scratch)
+        return ((self._tree, TREE),)
 
     async def run(self, session: AgentSession) -> StopReason:
         """Runs the program to its end; see `Harness.run`."""

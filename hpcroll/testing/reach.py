@@ -74,7 +74,7 @@ class ReachHarness:
         """One command in the sandbox; see `Harness.run`."""
         endpoint = session.endpoint
         options = self._options
-        given = [endpoint.base_url, endpoint.api_key, endpoint.model, session.prompt]
+        given: list[object] = [endpoint.base_url, endpoint.api_key, endpoint.model, session.prompt]
         given += [options.targets, options.paths, options.scan]
         argv = ["python3", "-c", _PROGRAM, json.dumps(given)]
         result = await session.sandbox.exec(argv, timeout_s=_TIMEOUT_S)

@@ -86,6 +86,7 @@ def test_an_unpacked_tree_is_what_was_packed_and_not_writable(tmp_path: Path) ->
     assert stat.S_IMODE(program.stat().st_mode) == 0o555
     assert (tree / "node_modules" / "empty").is_dir()
     assert (tree / "link").readlink() == Path("bin/agent")
+    assert time.time() - program.stat().st_mtime < 3600
     before = tree.stat().st_ino
     archive.path.unlink()
     assert node.unpack(archive, tmp_path / "scratch").stat().st_ino == before

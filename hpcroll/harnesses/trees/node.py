@@ -59,7 +59,7 @@ def _unpack(archive: Archive, tree: Path) -> None:
             watched = _Hashed(file)
             reader = zstandard.ZstdDecompressor().stream_reader(cast(IO[bytes], watched))
             with tarfile.open(fileobj=reader, mode="r|") as tar:
-                tar.extractall(part, filter="tar")
+                tar.extractall(part, filter=_as_of_now)
             while reader.read(1 << 20) or watched.read(1 << 20):
                 pass
         if watched.digest() != archive.digest:
@@ -73,6 +73,12 @@ def _unpack(archive: Archive, tree: Path) -> None:
         if part.exists():
             remove_tree(part)
     _log.info("agent=%s tree=%s unpacked_s=%.1f", archive.stem, tree, time.monotonic() - started)
+
+
+def _as_of_now(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
+    # Archives have no times, and programs that clean temporary directories go by them.
+    kept = tarfile.tar_filter(member, path)
+    return kept if kept is None else kept.replace(mtime=time.time(), deep=False)
 
 
 def _damaged(archive: Archive, reason: str) -> HarnessError:
