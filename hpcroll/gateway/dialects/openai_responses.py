@@ -313,7 +313,8 @@ class _ResponsesCaller:
         if delta.reasoning:
             events += [self._begin("reasoning"), self._add("response.reasoning_text.delta", delta.reasoning)]
         if delta.content:
-            events += [self._begin("message"), self._add("response.output_text.delta", delta.content)]
+            events.append(self._begin("message"))
+            events.append(self._add("response.output_text.delta", delta.content, logprobs=[]))
         # Calls follow whole, in the closing: an agent acts upon them only once the call is recorded.
         return b"".join(events)
 
@@ -335,7 +336,7 @@ class _ResponsesCaller:
         prompt, completion = reply.prompt_tokens, reply.completion_tokens
         usage = {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": completion,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": prompt + completion,
@@ -380,10 +381,10 @@ class _ResponsesCaller:
             events.append(self._event("response.content_part.added", **self._open.place(), part=part))
         return b"".join(events)
 
-    def _add(self, kind: str, text: str) -> bytes:
+    def _add(self, kind: str, text: str, **further: Any) -> bytes:
         assert self._open is not None
         self._open.text += text
-        return self._event(kind, **self._open.place(), delta=text)
+        return self._event(kind, **self._open.place(), delta=text, **further)
 
     def _end(self) -> bytes:
         item, self._open = self._open, None
