@@ -141,5 +141,5 @@ def assert_solved(agent: Agent, done: Done, *, refused: int = 0) -> None:
     assert len(record.calls) >= 8
     errors = [call.error for call in record.calls if call.error]
     assert len(errors) == refused, errors
-    if agent.answers:
+    if agent.answers and not refused:  # Pi prints nothing once it was refused a call
         assert LAST_WORDS in (record.answer or "")
