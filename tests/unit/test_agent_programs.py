@@ -37,6 +37,7 @@ AGENTS = (
         "grok_cli",
         "kilo_code",
         "mini_swe_agent",
+        "mistral_vibe",
         "opencode",
     ),
     *("openhands", "pi", "qwen_code"),
