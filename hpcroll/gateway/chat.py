@@ -72,6 +72,8 @@ class Reply:
     """`role`, `content` (str or None), and where there are such `reasoning_content` and `tool_calls`."""
     finish_reason: str
     """`stop`, `length` or `tool_calls`."""
+    stop: str | None = None
+    """The stop sequence that ended it, where one did and the server says which."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     logprobs: tuple[Mapping[str, Any], ...] = ()

@@ -14,6 +14,8 @@ from hpcroll.errors import ModelError
 from hpcroll.gateway.chat import Delta, Message, MessageBuilder, Reply
 from hpcroll.gateway.engines.base import Part, decimal
 
+_BROKEN_OFF = ("abort", "error")
+"""How vLLM calls the end of a reply that it did not end itself."""
 _HINT = "the server must honour return_token_ids and logprobs, see docs/reference/gateway.md"
 
 
@@ -22,6 +24,8 @@ class ReplyReader:
 
     def __init__(self) -> None:
         self.finish_reason: str | None = None
+        self.stop: str | None = None
+        """The stop sequence that ended it."""
         self.versions: list[int] = []
         """Policy versions that the engine named, in order."""
         self._kind = LogprobKind.RAW
@@ -54,6 +58,7 @@ class ReplyReader:
         self._sampled_ids += _ids(part.ids)
         self._logprobs += part.logprobs
         self.finish_reason = part.finish_reason or self.finish_reason
+        self.stop = part.stop or self.stop
         self._message = part.message or self._message
         self._entries += part.entries
         self._spans = part.spans or self._spans
@@ -132,18 +137,21 @@ class ReplyReader:
             missing = f"{len(self._logprobs)} log-probabilities for {sampled} token_ids"
         elif not all(math.isfinite(logprob) for logprob in self._logprobs):
             missing = "log-probabilities that are not finite"
+        elif self.finish_reason in _BROKEN_OFF:
+            raise ModelError(f"{endpoint} broke off its reply: finish_reason {self.finish_reason!r}")
         if missing is not None:
             raise ModelError(f"the reply of {endpoint} has {missing}; {_HINT}")
 
     def reply(self) -> Reply:
         """The reply for the agent, once it is complete."""
         counts, message = self.usage(), self.message
-        reason = self.finish_reason or "stop"
+        reason = "length" if self.finish_reason == "length" else "stop"
         if message.get("tool_calls") and reason == "stop":
             reason = "tool_calls"
         return Reply(
             message=message,
             finish_reason=reason,
+            stop=self.stop,
             prompt_tokens=counts.prompt_counted,
             completion_tokens=counts.completion_counted,
             logprobs=tuple(self._entries),

@@ -17,13 +17,17 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from hpcroll.config import ModelConfig
+from hpcroll.errors import ModelError
 from hpcroll.gateway.chat import Delta, MessageBuilder, Reply, ToolCallDelta
 from hpcroll.gateway.dialects.anthropic_messages import AnthropicMessages
 from hpcroll.gateway.dialects.base import Caller, Dialect, HttpCall
 from hpcroll.gateway.dialects.google_generate import GoogleGenerate
 from hpcroll.gateway.dialects.openai_chat import OpenAIChat
 from hpcroll.gateway.dialects.openai_responses import OpenAIResponses
+from hpcroll.gateway.engines import engine_of
 from hpcroll.gateway.recall import Recall
+from hpcroll.gateway.reply import ReplyReader
 
 EDITS = {"type": "array", "items": {"type": "object", "properties": {"all": {"default": False}}}}
 SCHEMA = {
@@ -401,3 +405,45 @@ def test_reply_that_comes_back_is_what_was_recorded(name: str, sampled: Sampled,
     ]
     expected = [reply.message] if len(reply.message) > 2 or reply.content or returned else []
     assert returned == expected
+
+
+def from_server(**choice: Any) -> ReplyReader:
+    """What is read of a reply of vLLM."""
+    entries = [{"logprob": -0.5}, {"logprob": -1.5}]
+    message = {"role": "assistant", "content": "hi"}
+    fields = {"message": message, "token_ids": [7, 8], "logprobs": {"content": entries}, **choice}
+    reader = ReplyReader()
+    reading = engine_of("vllm", ModelConfig()).reading(stream=False)
+    reader.take(reading.take({"prompt_token_ids": [1, 2, 3], "choices": [fields]}))
+    return reader
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason", "sequence"),
+    [
+        ({"finish_reason": "stop", "stop_reason": "END"}, "stop_sequence", "END"),
+        ({"finish_reason": "stop", "stop_reason": 151645}, "end_turn", None),
+        ({"finish_reason": "stop", "stop_reason": None}, "end_turn", None),
+        ({"finish_reason": "length", "stop_reason": None}, "max_tokens", None),
+        ({"finish_reason": "repetition"}, "end_turn", None),
+    ],
+)
+def test_stop_sequence_that_ended_a_reply_is_named(
+    choice: dict[str, Any], reason: str, sequence: str | None
+) -> None:
+    reader = from_server(**choice)
+    reader.check("server")
+    body = {**Messages.request, "stop_sequences": ["END"]}
+    caller = Messages.dialect.read(HttpCall(body))
+    assert caller.request.asked.stop == ("END",)
+    message = AnthropicMessage.model_validate(caller.whole(reader.reply()))
+    assert (message.stop_reason, message.stop_sequence) == (reason, sequence)
+    events = caller.closing(reader.reply()).decode().split("data: ")
+    delta = json.loads(events[1].split("\n")[0])["delta"]
+    assert delta == {"stop_reason": reason, "stop_sequence": sequence}
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_reply_that_the_server_broke_off_is_none(reason: str) -> None:
+    with pytest.raises(ModelError, match=f"server broke off its reply: finish_reason '{reason}'"):
+        from_server(finish_reason=reason).check("server")

@@ -196,7 +196,7 @@ class _MessagesCaller:
             shown = arguments_object(function["arguments"])
             content.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": shown})
         usage = {"input_tokens": reply.prompt_tokens, "output_tokens": reply.completion_tokens}
-        return {**self._head(usage), "content": content, "stop_reason": _stop_reason(reply)}
+        return {**self._head(usage), "content": content, **_ending(reply)}
 
     def opening(self, prompt_tokens: int) -> bytes:
         usage = {"input_tokens": prompt_tokens, "output_tokens": 0}
@@ -215,9 +215,8 @@ class _MessagesCaller:
 
     def closing(self, reply: Reply) -> bytes:
         usage = {"input_tokens": reply.prompt_tokens, "output_tokens": reply.completion_tokens}
-        delta = {"stop_reason": _stop_reason(reply), "stop_sequence": None}
         end = [
-            _event({"type": "message_delta", "delta": delta, "usage": usage}),
+            _event({"type": "message_delta", "delta": _ending(reply), "usage": usage}),
             _event({"type": "message_stop"}),
         ]
         return b"".join([*self._calls(reply), *self._end(), *end])
@@ -269,8 +268,10 @@ class _MessagesCaller:
         return [*events, _event({"type": "content_block_stop", "index": self._blocks - 1})]
 
 
-def _stop_reason(reply: Reply) -> str:
-    return _STOP_REASONS.get(reply.finish_reason, "end_turn")
+def _ending(reply: Reply) -> dict[str, Any]:
+    if reply.stop is not None and reply.finish_reason == "stop":
+        return {"stop_reason": "stop_sequence", "stop_sequence": reply.stop}
+    return {"stop_reason": _STOP_REASONS[reply.finish_reason], "stop_sequence": None}
 
 
 def _event(data: Mapping[str, Any]) -> bytes:

@@ -37,6 +37,8 @@ class Part:
     message: Message | None = None
     """The whole message of a reply that is not streamed, by a server that parses."""
     finish_reason: str | None = None
+    stop: str | None = None
+    """The stop sequence that ended the reply, by a server that says which."""
     versions: tuple[int, ...] = ()
     """Policy versions that the server named."""
     spans: tuple[VersionSpan, ...] = ()
@@ -74,6 +76,11 @@ def versions_of(*holders: Any) -> tuple[int, ...]:
             if number is not None:
                 found.append(number)
     return tuple(found)
+
+
+def text_or_none(value: Any) -> str | None:
+    """What ended a reply: servers name a stop sequence by its text, and a token by its id."""
+    return value if isinstance(value, str) else None
 
 
 def decimal(value: Any) -> int | None:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from pydantic_core import to_json
 
 from hpcroll.gateway.chat import Delta, ToolCallDelta, assistant_message, thought_of
-from hpcroll.gateway.engines.base import Part, Question, Reading, versions_of
+from hpcroll.gateway.engines.base import Part, Question, Reading, text_or_none, versions_of
 
 
 class ChatEngine:
@@ -55,6 +55,7 @@ class _ChatReading:
             delta=_delta(choice.get("delta") or {}, content),
             message=None if message is None else _message(message),
             finish_reason=choice.get("finish_reason"),
+            stop=text_or_none(choice.get("stop_reason")),
             versions=versions_of(*_holders(data), *_holders(choice)),
             usage=data.get("usage"),
         )

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from pydantic_core import to_json
 
-from hpcroll.gateway.engines.base import Part, Question, Reading, versions_of
+from hpcroll.gateway.engines.base import Part, Question, Reading, text_or_none, versions_of
 from hpcroll.gateway.engines.constraints import for_sglang
 
 _RENAMED = {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
@@ -70,6 +70,7 @@ class _GenerateReading:
             ids=new,
             logprobs=[float(triple[0]) for triple in values],
             finish_reason=finish.get("type"),
+            stop=text_or_none(finish.get("matched")),
             versions=versions_of(meta),
             usage={"prompt_tokens": meta["prompt_tokens"], "completion_tokens": total},
         )

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from pydantic_core import to_json
 
-from hpcroll.gateway.engines.base import Part, Question, Reading, versions_of
+from hpcroll.gateway.engines.base import Part, Question, Reading, text_or_none, versions_of
 from hpcroll.gateway.engines.constraints import for_vllm
 
 
@@ -50,6 +50,7 @@ class _CompletionsReading:
             logprobs=[float(value) for value in values],
             prompt_ids=choice.get("prompt_token_ids") or data.get("prompt_token_ids"),
             finish_reason=choice.get("finish_reason"),
+            stop=text_or_none(choice.get("stop_reason")),
             versions=versions_of(data, data.get("metadata"), choice),
             usage=data.get("usage"),
         )

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from pydantic_core import to_json
 
 from hpcroll.contract import VersionSpan
-from hpcroll.gateway.engines.base import Part, Question, Reading, decimal, versions_of
+from hpcroll.gateway.engines.base import Part, Question, Reading, decimal, text_or_none, versions_of
 from hpcroll.gateway.engines.constraints import for_vllm
 
 
@@ -59,6 +59,7 @@ class _GenerateReading:
             logprobs=[float(entry["logprob"]) for entry in content],
             prompt_ids=data.get("prompt_token_ids"),
             finish_reason=choice.get("finish_reason"),
+            stop=text_or_none(choice.get("stop_reason")),
             versions=(*versions_of(data, choice), *(span.version for span in spans)),
             spans=spans,
             usage=data.get("usage"),
