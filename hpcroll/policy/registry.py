@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 
 from pydantic import ValidationError
 
@@ -205,6 +206,7 @@ class PolicyRegistry:
             replace(self._paths.policy_latest(name), mine[-1].to_json().encode())
 
     @staticmethod
+    @lru_cache(maxsize=16)  # the latest one is read for every call, and seldom another than before
     def _parse(data: bytes, where: str) -> PolicyVersion:
         try:
             return PolicyVersion.from_json(data)
