@@ -148,7 +148,10 @@ class UpstreamPool:
         # The call's own deadline is the only one; a slow first token is not a failure.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
         connector = aiohttp.TCPConnector(limit=0)
-        self._client = aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector)
+        # A balancer's cookie would send every session to one server.
+        self._client = aiohttp.ClientSession(
+            headers=headers, timeout=timeout, connector=connector, cookie_jar=aiohttp.DummyCookieJar()
+        )
         self._watch = asyncio.create_task(self._keep_watch())
 
     async def close(self) -> None:
