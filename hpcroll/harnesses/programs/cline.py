@@ -9,7 +9,7 @@ _PROGRAM = f"{TREE}/node_modules/@cline/cli-linux-${{cpu}}/bin/cline"
 
 
 class Cline(BlackBoxHarness):
-    """`cline`, every tool approved."""
+    """`cline`, every tool approved; it compacts as the context fills."""
 
     name = "cline"
     program = Program(
@@ -18,6 +18,11 @@ class Cline(BlackBoxHarness):
         install=Npm({"@cline/cli-linux-${cpu}": "${version}"}, node=None),
         dialect=Dialect.CHAT,
         argv=(_PROGRAM, "--auto-approve", "true", "--provider", "openai-compatible", "--", "${task}"),
+        env={
+            "CLINE_SESSION_BACKEND_MODE": "local",  # no daemon that outlives it
+            "CLINE_NO_AUTO_UPDATE": "1",
+            "DO_NOT_TRACK": "1",
+        },
         files={
             "~/.cline/data/settings/global-settings.json": {
                 "telemetryOptOut": True,
@@ -34,6 +39,8 @@ class Cline(BlackBoxHarness):
                             "apiKey": "${api_key}",
                             "model": "${model}",
                             "baseUrl": "${base_url}",
+                            "contextWindow": "${context_tokens}",
+                            "maxTokens": "${reply_tokens}",
                         },
                         "updatedAt": "2026-01-01T00:00:00.000Z",
                         "tokenSource": "manual",
