@@ -375,7 +375,7 @@ APIS: dict[str, Callable[[], Api]] = {
 
 
 @pytest.mark.parametrize("name", APIS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(sampled=SAMPLED, stream=st.booleans())
 @example(Sampled("", "", ('{"text": "é", "edits": [{}, {"all": true}]}',), "stop", 3), True)
 @example(Sampled("", "", ('{"flag": 0}',), "stop", 3), False)

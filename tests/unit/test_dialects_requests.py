@@ -14,7 +14,7 @@ from pydantic_core import to_json
 
 from hpcroll.config import ModelConfig
 from hpcroll.contract import Sampling
-from hpcroll.gateway.chat import ChatRequest
+from hpcroll.gateway.chat import ChatRequest, Reply, assistant_message
 from hpcroll.gateway.dialects.anthropic_messages import AnthropicMessages
 from hpcroll.gateway.dialects.base import Dialect, HttpCall
 from hpcroll.gateway.dialects.google_generate import GoogleGenerate
@@ -26,6 +26,7 @@ from hpcroll.gateway.engines.constraints import for_sglang, for_vllm
 from hpcroll.gateway.purpose import declared_purpose
 from hpcroll.gateway.recall import Recall
 from hpcroll.gateway.refusal import Refusal
+from hpcroll.gateway.sampling import force_sampling
 
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string", "description": "MARK schema"}}}
 FORM = {"type": "object", "properties": {}}
@@ -288,7 +289,7 @@ def check_refusal(refusal: Refusal) -> None:
 
 
 @every_dialect
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_anything_in_the_place_of_any_field_is_read_or_refused(name: str, data: st.DataObject) -> None:
     dialect, sample = DIALECTS[name]
@@ -310,7 +311,7 @@ def test_anything_in_the_place_of_any_field_is_read_or_refused(name: str, data: 
 
 
 @every_dialect
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(body=st.dictionaries(st.sampled_from(("messages", "input", "contents", "tools")), JSON, max_size=3))
 def test_arbitrary_bodies_are_read_or_refused(name: str, body: dict[str, Any]) -> None:
     found = outcome(DIALECTS[name][0], body)
@@ -327,6 +328,13 @@ def test_arbitrary_bodies_are_read_or_refused(name: str, body: dict[str, Any]) -
         ("chat", {"messages": [{"role": 5}]}, "messages[0].role", "(got 5)"),
         ("chat", {"messages": [{"role": "user", "content": 7}]}, "messages[0].content", "a valid string or"),
         ("chat", {"messages": [{"role": "function", "content": ""}]}, "messages[0].role", "'function'"),
+        (
+            "chat",
+            {"messages": [{"role": "assistant", "function_call": {}}]},
+            "messages[0].function_call",
+            "None",
+        ),
+        ("chat", {"modalities": ["audio"]}, "modalities[0]", "text"),
         ("chat", {"functions": [{"name": "x"}]}, "functions", "declare tools"),
         ("chat", {"function_call": "auto"}, "function_call", "tool_choice"),
         ("chat", {"tools": [1]}, "tools[0]", "an object (got 1)"),
@@ -338,10 +346,13 @@ def test_arbitrary_bodies_are_read_or_refused(name: str, body: dict[str, Any]) -
         ("responses", {"input": [{"type": "function_call"}]}, "input[0].call_id", "missing"),
         ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "'item_reference'"),
         ("responses", {"tools": [{"type": "function"}]}, "tools[0].name", "missing"),
+        ("responses", {"tools": [{"type": "local_shell"}]}, "tools[0]", "'local_shell'"),
+        ("responses", {"tools": [{"type": "custom", "name": "x"}] * 2}, "tools[1].name", "declared twice"),
         ("responses", {"tool_choice": {"type": "web_search"}}, "tool_choice", "not supported"),
         ("responses", {"background": True}, "background", "nothing is stored"),
         ("responses", {"max_output_tokens": "x"}, "max_output_tokens", "integer"),
         ("messages", {"messages": [{"role": "user", "content": []}]}, "messages[0].content", "at least 1"),
+        ("messages", {"messages": [{"role": "assistant", "content": "{"}]}, "messages", "prefill"),
         ("messages", {"tool_choice": "x"}, "tool_choice", "an object"),
         ("messages", {"tool_choice": {"type": "tool"}}, "tool_choice.name", "missing"),
         ("messages", {"tools": [{"type": "web_search_2", "name": "x"}]}, "tools[0]", "itself"),
@@ -367,3 +378,39 @@ def test_refusal_names_the_field_and_what_it_should_be(
     assert refused.value.status == 400
     assert refused.value.param == param
     assert words in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "stop"),
+    [
+        ("chat", {"stop": "END"}, ["END"]),
+        ("chat", {"stop": ["a", "END"]}, ["a", "END"]),
+        ("messages", {"stop_sequences": ["END"]}, ["END"]),
+        ("generate", {"generation_config": {"stop_sequences": ["END"]}}, ["END"]),
+    ],
+)
+def test_stop_sequences_reach_the_server_and_are_recorded(
+    name: str, change: dict[str, Any], stop: list[str]
+) -> None:
+    dialect, sample = DIALECTS[name]
+    request = read(dialect, {**{key: sample[key] for key in sample if key != "generationConfig"}, **change})
+    effective = force_sampling(request.asked, ModelConfig(), budget=99, identity="x")
+    body = json.loads(engine_of("vllm", ModelConfig()).body(Question(request, effective), model="policy"))
+    assert list(effective.stop or ()) == body["stop"] == stop
+
+
+def test_tools_of_one_name_in_two_namespaces_are_told_apart() -> None:
+    inner = [{"type": "function", "name": "search"}, {"type": "function", "name": "open"}]
+    tools = [{"type": "namespace", "name": name, "tools": inner[: 3 - len(name)]} for name in ("a", "bc")]
+    called = [
+        {"type": "function_call", "call_id": "1", "namespace": "bc", "name": "search", "arguments": "{}"},
+        {"type": "function_call", "call_id": "2", "namespace": "a", "name": "search", "arguments": "{}"},
+    ]
+    body = {"input": called, "tools": tools}
+    caller = OpenAIResponses("policy").read(HttpCall(body))
+    names = [tool["function"]["name"] for tool in caller.request.tools]
+    assert names == ["search", "open", "bc__search"]
+    calls = caller.request.messages[0]["tool_calls"]
+    assert [call["function"]["name"] for call in calls] == ["bc__search", "search"]
+    output = caller.whole(Reply(assistant_message("", "", calls), "tool_calls"))["output"]
+    assert [(item["namespace"], item["name"]) for item in output] == [("bc", "search"), ("a", "search")]

@@ -41,7 +41,11 @@ class AnthropicMessages:
         self._model = model
 
     def read(self, call: HttpCall) -> Caller:
-        return _MessagesCaller(read_request(call.body), model=self._model)
+        request = read_request(call.body)
+        if call.body["messages"][-1]["role"] == "assistant":
+            message = "messages: prefill of a reply is not supported, the last message must be the user's"
+            raise bad_request(message, code="unsupported", param="messages")
+        return _MessagesCaller(request, model=self._model)
 
     def read_count(self, call: HttpCall) -> ChatRequest:
         return read_request(call.body)

@@ -35,6 +35,7 @@ class Replied(TypedDict):
     reasoning_content: NotRequired[str | None]
     reasoning: NotRequired[str | None]
     tool_calls: NotRequired[list[ToolCall] | None]
+    function_call: NotRequired[None]
 
 
 class Result(TypedDict):
@@ -71,6 +72,7 @@ class ChatBody(TypedDict):
     messages: Annotated[
         list[Annotated[Said | Replied | Result, Field(discriminator="role")]], Field(min_length=1)
     ]
+    modalities: NotRequired[list[Literal["text"]] | None]
     tools: NotRequired[list[Tool] | None]
     tool_choice: NotRequired[Literal["none", "auto", "required"] | dict[str, Any] | None]
     response_format: NotRequired[ResponseFormat | None]

@@ -12,11 +12,12 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from hpcroll.gateway.arguments import TEXT_ARGUMENT, text_argument
+from hpcroll.gateway.arguments import TEXT_ARGUMENT
 from hpcroll.gateway.chat import ChatRequest, Delta, Message, Reply
 from hpcroll.gateway.dialects.base import SSE, Caller, HttpCall
 from hpcroll.gateway.dialects.openai_chat import openai_error
 from hpcroll.gateway.dialects.openai_responses_shape import BODY
+from hpcroll.gateway.dialects.openai_responses_tools import Tools
 from hpcroll.gateway.dialects.sampling import read_sampling
 from hpcroll.gateway.dialects.shape import check
 from hpcroll.gateway.refusal import Refusal, bad_request
@@ -24,13 +25,6 @@ from hpcroll.gateway.refusal import Refusal, bad_request
 _SAMPLING = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens": "max_tokens"}
 _STORED = ("previous_response_id", "conversation", "prompt", "background")
 """What only a server that stores responses can do."""
-_HOSTED = frozenset(
-    {
-        *("web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation", "mcp"),
-        *("computer", "computer_use_preview", "tool_search", "programmatic_tool_calling"),
-    }
-)
-"""Tools that OpenAI's servers run: the model is not offered them."""
 
 
 class OpenAIResponses:
@@ -61,70 +55,7 @@ class OpenAIResponses:
         return {}
 
 
-class _Tools:
-    """The tools of a request as functions, and what each function stands for."""
-
-    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        self.functions: list[dict[str, Any]] = []
-        self._custom: set[str] = set()
-        self._namespaces: dict[str, str] = {}
-        for index, tool in enumerate(tools):
-            self._add(tool, f"tools[{index}]")
-
-    def _add(self, tool: Mapping[str, Any], where: str, namespace: str = "") -> None:
-        kind = tool["type"]
-        if kind in _HOSTED:
-            return
-        if not tool.get("name"):
-            raise bad_request(f"{where}.name: missing", param=f"{where}.name")
-        if kind == "function":
-            parameters = tool.get("parameters") or {"type": "object", "properties": {}}
-            self._offer(tool, parameters, namespace)
-        elif kind == "custom":
-            text = {"type": "string", "description": _grammar(tool)}
-            parameters = {
-                "type": "object",
-                "properties": {TEXT_ARGUMENT: text},
-                "required": [TEXT_ARGUMENT],
-            }
-            self._custom.add(tool["name"])
-            self._offer(tool, parameters, namespace)
-        elif kind == "namespace":
-            for index, inner in enumerate(tool.get("tools") or ()):
-                self._add(inner, f"{where}.tools[{index}]", tool["name"])
-        else:
-            raise bad_request(f"{where} of type {kind!r} is not supported", code="unsupported", param=where)
-
-    def _offer(self, tool: Mapping[str, Any], parameters: Any, namespace: str) -> None:
-        if namespace:
-            self._namespaces[tool["name"]] = namespace
-        function = {
-            "name": tool["name"],
-            "description": tool.get("description") or "",
-            "parameters": parameters,
-        }
-        self.functions.append({"type": "function", "function": function})
-
-    def item(self, call: Mapping[str, Any], status: str) -> dict[str, Any]:
-        """The output item of a tool call."""
-        name, arguments = call["function"]["name"], call["function"]["arguments"]
-        item = {"call_id": call["id"], "name": name, "status": status}
-        if name in self._namespaces:
-            item["namespace"] = self._namespaces[name]
-        if name in self._custom:
-            text = text_argument(arguments)
-            return {"type": "custom_tool_call", "id": f"ctc_{call['id']}", **item, "input": text}
-        return {"type": "function_call", "id": f"fc_{call['id']}", **item, "arguments": arguments}
-
-
-def _grammar(tool: Mapping[str, Any]) -> str:
-    form = tool.get("format") or {}
-    if form.get("type") != "grammar":
-        return "The input, as text."
-    return f"The input, as text of this {form.get('syntax', '')} grammar:\n{form.get('definition', '')}"
-
-
-def read_request(body: Mapping[str, Any]) -> tuple[ChatRequest, _Tools]:
+def read_request(body: Mapping[str, Any]) -> tuple[ChatRequest, Tools]:
     """The request in `body` and its tools; raises `Refusal` that names what is wrong or not supported."""
     for name in _STORED:
         if body.get(name):
@@ -134,9 +65,9 @@ def read_request(body: Mapping[str, Any]) -> tuple[ChatRequest, _Tools]:
                 param=name,
             )
     check(body, BODY)
-    tools = _Tools(body.get("tools") or ())
+    tools = Tools(body.get("tools") or ())
     sent = body["input"]
-    conversation = _Conversation()
+    conversation = _Conversation(tools)
     if instructions := body.get("instructions"):
         conversation.say("system", instructions)
     for item in [{"role": "user", "content": sent}] if isinstance(sent, str) else sent:
@@ -178,7 +109,8 @@ def _choice(choice: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 class _Conversation:
     """Items as messages. What one reply said stands in several items, and becomes one message again."""
 
-    def __init__(self) -> None:
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
         self._messages: list[dict[str, Any]] = []
         self._reply: dict[str, Any] | None = None
         """The assistant message that items still join; none once something else came."""
@@ -223,7 +155,7 @@ class _Conversation:
             reply["reasoning_content"] = reply.get("reasoning_content", "") + text
 
     def _call(self, item: Mapping[str, Any], arguments: str) -> None:
-        function = {"name": item["name"], "arguments": arguments}
+        function = {"name": self._tools.function_name(item), "arguments": arguments}
         call = {"id": item["call_id"], "type": "function", "function": function}
         self._assistant("tool_calls").setdefault("tool_calls", []).append(call)
 
@@ -262,7 +194,7 @@ class _ResponsesCaller:
     def __init__(
         self,
         request: ChatRequest,
-        tools: _Tools,
+        tools: Tools,
         body: Mapping[str, Any],
         *,
         model: str,
