@@ -60,8 +60,11 @@ def limit_of(code: object) -> StopReason | None:
 
 
 def upstream_failed(message: str) -> Refusal:
-    """No inference server gave a usable answer."""
-    return Refusal(502, "upstream_error", "upstream_failed", message)
+    """No inference server gave a usable answer.
+
+    Once a stream has begun there is no status to tell, and some agents look for words such as these.
+    """
+    return Refusal(502, "upstream_error", "upstream_failed", f"upstream server error: {message}")
 
 
 def not_recorded(message: str) -> Refusal:
