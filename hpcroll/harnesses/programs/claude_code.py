@@ -22,10 +22,10 @@ class ClaudeCode(BlackBoxHarness):
         env={
             "ANTHROPIC_BASE_URL": "${root_url}",
             "ANTHROPIC_API_KEY": "${api_key}",
-            "ANTHROPIC_DEFAULT_HAIKU_MODEL": "${model}",  # for its side calls
+            "ANTHROPIC_DEFAULT_HAIKU_MODEL": "${model}-auxiliary",  # for its side calls
             "ANTHROPIC_DEFAULT_SONNET_MODEL": "${model}",
             "ANTHROPIC_DEFAULT_OPUS_MODEL": "${model}",
-            "CLAUDE_CODE_SUBAGENT_MODEL": "${model}",
+            "CLAUDE_CODE_SUBAGENT_MODEL": "${model}-subagent",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",  # telemetry, updates, error reports
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "${reply_tokens}",
             "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "${context_tokens}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hpcroll.harnesses.black_box import BlackBoxHarness
 from hpcroll.harnesses.programs.base import TREE, Answer, Dialect, Npm, Program
+from hpcroll.harnesses.programs.opencode import SETTINGS
 
 _PROGRAM = f"{TREE}/node_modules/@kilocode/cli-linux-${{cpu}}/bin/kilo"
 
@@ -28,25 +29,7 @@ class KiloCode(BlackBoxHarness):
             "KILO_DISABLE_SESSION_INGEST": "1",
         },
         files={
-            "~/.config/kilo/kilo.json": {
-                "autoupdate": False,
-                "experimental": {"openTelemetry": False},
-                "share": "disabled",
-                "permission": "allow",
-                "model": "hpcroll/${model}",
-                "small_model": "hpcroll/${model}",
-                "provider": {
-                    "hpcroll": {
-                        "npm": "@ai-sdk/openai-compatible",  # comes with the program
-                        "options": {"baseURL": "${base_url}", "apiKey": "${api_key}"},
-                        "models": {
-                            "${model}": {
-                                "limit": {"context": "${context_tokens}", "output": "${reply_tokens}"}
-                            }
-                        },
-                    }
-                },
-            }
+            "~/.config/kilo/kilo.json": {**SETTINGS, "experimental": {"openTelemetry": False}},
         },
         answer=Answer.STDOUT,
         success=(0, 1),  # 1 after any call that failed, the ones that it got over too

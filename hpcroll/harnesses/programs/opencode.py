@@ -7,6 +7,23 @@ from hpcroll.harnesses.programs.base import TREE, Answer, Dialect, Npm, Program
 
 _PROGRAM = f"{TREE}/node_modules/opencode-linux-${{cpu}}/bin/opencode"
 
+_LIMIT = {"limit": {"context": "${context_tokens}", "output": "${reply_tokens}"}}
+SETTINGS = {
+    "autoupdate": False,
+    "share": "disabled",
+    "permission": "allow",
+    "model": "hpcroll/${model}",
+    "small_model": "hpcroll/${model}-auxiliary",  # for titles
+    "provider": {
+        "hpcroll": {
+            "npm": "@ai-sdk/openai-compatible",  # comes with the program
+            "options": {"baseURL": "${base_url}", "apiKey": "${api_key}"},
+            "models": {"${model}": _LIMIT, "${model}-auxiliary": _LIMIT},
+        }
+    },
+}
+"""Also of the programs that descend from it."""
+
 
 class OpenCode(BlackBoxHarness):
     """`opencode run`, every tool allowed; it compacts once the context has no room for a reply."""
@@ -26,26 +43,7 @@ class OpenCode(BlackBoxHarness):
             "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",  # it would install them
             "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
         },
-        files={
-            "~/.config/opencode/opencode.json": {
-                "autoupdate": False,
-                "share": "disabled",
-                "permission": "allow",
-                "model": "hpcroll/${model}",
-                "small_model": "hpcroll/${model}",
-                "provider": {
-                    "hpcroll": {
-                        "npm": "@ai-sdk/openai-compatible",  # comes with the program
-                        "options": {"baseURL": "${base_url}", "apiKey": "${api_key}"},
-                        "models": {
-                            "${model}": {
-                                "limit": {"context": "${context_tokens}", "output": "${reply_tokens}"}
-                            }
-                        },
-                    }
-                },
-            }
-        },
+        files={"~/.config/opencode/opencode.json": SETTINGS},
         answer=Answer.STDOUT,
         success=(0, 1),  # 1 after any call that failed, the ones that it got over too
         version_argv=(_PROGRAM, "--version"),
