@@ -26,12 +26,13 @@ class Recall:
     """What one session's agent was shown, by tool call id."""
 
     def __init__(self) -> None:
-        self._arguments: dict[str, str] = {}
+        self._arguments: dict[str, list[str]] = {}
+        """By id; several where a server counts its calls anew in every reply."""
 
     def note(self, message: Any) -> None:
         """Remembers the tool calls of a reply."""
         for call in (message or {}).get("tool_calls") or ():
-            self._arguments[call["id"]] = call["function"]["arguments"]
+            self._arguments.setdefault(call["id"], []).append(call["function"]["arguments"])
 
     def restore(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
         """`messages` with the arguments of known tool calls as they were sampled."""
@@ -49,14 +50,14 @@ class Recall:
 
     def _restored(self, call: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:
         function = call["function"]
-        sampled, sent = self._arguments.get(call.get("id") or ""), function["arguments"]
-        if (
-            sampled is None
-            or sampled == sent
-            or not _stands_for(sent, sampled, schemas.get(function["name"]))
-        ):
-            return call  # where the agent changed them, what it sent is what the model shall see
-        return {**call, "function": {**function, "arguments": sampled}}
+        sent, schema = function["arguments"], schemas.get(function["name"])
+        sampled = self._arguments.get(call.get("id") or "", ())
+        if sent in sampled:
+            return call
+        for text in reversed(sampled):
+            if _stands_for(sent, text, schema):
+                return {**call, "function": {**function, "arguments": text}}
+        return call  # the agent changed them: what it sent is what the model shall see
 
 
 def _stands_for(sent: str, sampled: str, schema: Any) -> bool:

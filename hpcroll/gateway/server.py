@@ -34,6 +34,8 @@ from hpcroll.plugins import Family, known
 
 _KEY_BYTES = 32
 _REQUEST_BYTES = 1 << 28
+_HEADER_BYTES = 1 << 16
+"""Agents put what they know of a turn into one header."""
 _SHUTDOWN_S = 0.5
 _KEY_HEADERS = ("X-Api-Key", "X-Goog-Api-Key")
 _LOG = logging.getLogger(__name__)
@@ -145,7 +147,13 @@ async def _runner(dialects: Sequence[Dialect], session_of: _SessionOf) -> web.Ap
         for route, document in dialect.documents().items():
             app.router.add_get(route, _answering(dialect, session_of, _telling(document)))
     # An agent that hangs up frees the inference server's slot: its handler is cancelled.
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S)
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=_SHUTDOWN_S,
+        max_field_size=_HEADER_BYTES,
+    )
     await runner.setup()
     return runner
 
@@ -236,6 +244,8 @@ async def _read(http: web.Request, route: str) -> HttpCall:
         body = _parse(await http.read())
     except (ValueError, RecursionError) as error:
         raise bad_request(f"the body is not JSON: {error}") from None
+    except web.RequestPayloadError as error:
+        raise bad_request(f"the body cannot be decoded: {error}") from None
     if not isinstance(body, dict):
         raise bad_request("the body must be a JSON object")
     return HttpCall(body, route, http.query, http.headers)

@@ -213,6 +213,18 @@ def test_half_of_a_surrogate_pair_is_the_replacement_character(tmp_path: Path, a
     run(scenario)
 
 
+@every_api
+def test_body_in_an_encoding_that_it_is_not_is_refused(tmp_path: Path, api: str) -> None:
+    async def scenario() -> None:
+        async with place(tmp_path) as here:
+            headers = {**here.headers, "Content-Encoding": "gzip", "X-Metadata": "x" * 20_000}
+            async with here.client.post(here.root + path(api), data=b"{}", headers=headers) as response:
+                assert response.status == 400
+                assert "cannot be decoded" in message_of(await response.json())
+
+    run(scenario)
+
+
 def test_ten_megabytes_are_counted_and_a_broken_dialect_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

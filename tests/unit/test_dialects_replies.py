@@ -447,3 +447,18 @@ def test_stop_sequence_that_ended_a_reply_is_named(
 def test_reply_that_the_server_broke_off_is_none(reason: str) -> None:
     with pytest.raises(ModelError, match=f"server broke off its reply: finish_reason '{reason}'"):
         from_server(finish_reason=reason).check("server")
+
+
+def test_calls_of_one_id_in_several_replies_are_told_apart_by_their_arguments() -> None:
+    recall = Recall()
+    texts = ('{"text":   "one"}', '{"text": "two" }', '{"text":"two"}')
+    for text in texts[:2]:
+        call = {"id": "call_0", "type": "function", "function": {"name": "look", "arguments": text}}
+        recall.note({"role": "assistant", "content": None, "tool_calls": [call]})
+    messages = [
+        {"role": "assistant", "tool_calls": [{**call, "function": {"name": "look", "arguments": sent}}]}
+        for sent in ('{"text": "one"}', texts[2], '{"text": "three"}', texts[0])
+    ]
+    restored = recall.restore(messages, ())
+    found = [message["tool_calls"][0]["function"]["arguments"] for message in restored]
+    assert found == [texts[0], texts[1], '{"text": "three"}', texts[0]]
