@@ -40,7 +40,13 @@ class Agent:
     """A reply that calls no tool is taken out of the history, and a user message asks for one."""
 
 
-def work(agent: Agent, *, rounds: int = 0, look: str = "wc -l calc.py test_calc.py") -> Behaviour:
+def work(
+    agent: Agent,
+    *,
+    rounds: int = 0,
+    look: str = "wc -l calc.py test_calc.py",
+    fault: Fault | None = None,
+) -> Behaviour:
     """Solves the task: looks, reads two files at once, fails an edit, makes it, tests; `rounds` looks more.
 
     A quarter of the replies or more is tokenised otherwise than its text encodes, with characters beyond
@@ -66,7 +72,12 @@ def work(agent: Agent, *, rounds: int = 0, look: str = "wc -l calc.py test_calc.
             reasoning="It subtracts.",
             tools=(agent.replace("calc.py", "    return a * b\n", FIX),),
         ),
-        Turn(text="That text is not there.", reasoning="I look again.", tools=(agent.read("calc.py"),)),
+        Turn(
+            text="That text is not there.",
+            reasoning="I look again.",
+            tools=(agent.read("calc.py"),),
+            fault=fault,
+        ),
         Turn(reasoning="Now the right one.", tools=(agent.replace("calc.py", BUG, FIX),), noncanonical=1),
         *(
             Turn(
@@ -170,6 +181,15 @@ AGENTS = {
             read=lambda path: _call("Read", filepath=path),
             replace=lambda path, old, new: _call("Edit", file_path=path, old_string=old, new_string=new),
             refusal="string not found in file",
+        ),
+        Agent(
+            "deepagents_code",
+            run=lambda command: _call("execute", command=command),
+            read=lambda path: _call("read_file", file_path=f"{WORKDIR}/{path}"),
+            replace=lambda path, old, new: _call(
+                "edit_file", file_path=f"{WORKDIR}/{path}", old_string=old, new_string=new
+            ),
+            refusal="String not found in file",
         ),
         Agent(
             "gemini_cli",

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from hpcroll.contract import SegmentStart
+from hpcroll.contract import SegmentStart, Status
+from hpcroll.testing import check
+from hpcroll.testing.policy_server.faults import Fault, FaultKind
 from tests.agent_runs import assert_solved, roll_out
 from tests.agents import AGENTS, work
 from tests.capabilities import need
-from tests.round_trip import share_noncanonical
+from tests.round_trip import Told, recorded, share_noncanonical
 
 pytestmark = [pytest.mark.apptainer, pytest.mark.timeout(1500)]
 
@@ -21,7 +24,9 @@ EVERYWHERE = ("mini_swe_agent", "pi")
 LOOK, LONG_LOOK = "seq 1 250", "yes 'a line of plain words' | head -c 14000"
 COMPACTING = (
     ("claude_code", "chat", 56_000, LOOK, 0),
+    ("cline", "chat", 18_000, LOOK, 0),
     ("codex", "tokens", 24_000, LOOK, 0),
+    ("mistral_vibe", "tokens", 20_000, LOOK, 0),
     ("opencode", "tokens", 20_000, LOOK, 0),
     ("pi", "chat", 64_000, LONG_LOOK, 1),
 )
@@ -67,3 +72,29 @@ def test_an_agent_that_compacts_its_history_forks_and_loses_nothing(
     assert any(after < before - 2000 for before, after in pairwise(lengths)), lengths
     began = [segment.began for segment in done.trajectory.record.segments]
     assert SegmentStart.CONTEXT_REWRITTEN in began, began
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["claude_code", "codex", "opencode", "pi"])
+def test_a_stream_that_breaks_is_asked_for_again_and_both_replies_are_kept(
+    name: str, tmp_path: Path, serve_scripts: Callable[..., str]
+) -> None:
+    need(f"agent:{name}")
+    agent = AGENTS[name]
+    fault = Fault(kind=FaultKind.RESET, after_tokens=6)
+    done = roll_out(agent, work(agent, fault=fault), tmp_path, serve_scripts)
+    record = done.trajectory.record
+    assert (record.status, record.reward) == (Status.COMPLETED, 1.0), record.failure
+    assert check(done.trajectory, done.calls) == ()
+    [broken] = [call for call in record.calls if call.error]
+    [struck] = [entry for entry in done.told.entries if entry["ended"] == "fault"]
+    [span] = [span for span in record.call_spans if span.call_index == broken.call_index]
+    tokens = done.trajectory.tokens[span.segment_index]
+    assert tokens.ids[: span.start].tolist() == struck["prompt_ids"]
+    sampled = tokens.ids[span.start : span.start + span.length].tolist()
+    assert sampled == struck["sampled_ids"][: len(sampled)]
+    assert not tokens.loss_mask[span.start : span.start + span.length].any()
+    whole = Told(tuple(entry for entry in done.told.entries if entry is not struck))
+    kept = recorded(done.trajectory)
+    assert whole.keys() - kept == Counter()
+    assert sum((kept - whole.keys()).values()) == 1
