@@ -130,13 +130,15 @@ def _camel_case(value: Any) -> Any:
         return [_camel_case(item) for item in value]
     if not isinstance(value, dict):
         return value
-    named = {_camel(name): item for name, item in value.items()}
-    return {name: item if name in _OPAQUE else _camel_case(item) for name, item in named.items()}
+    return {
+        (own := _camel(name) if "_" in name else name): (
+            item if isinstance(item, str) or own in _OPAQUE else _camel_case(item)
+        )
+        for name, item in value.items()
+    }
 
 
 def _camel(name: str) -> str:
-    if "_" not in name:
-        return name
     first, *others = name.split("_")
     return first + "".join(word.title() for word in others)
 
