@@ -19,7 +19,7 @@ from hpcroll.fs import fsync_directory, write_all
 from hpcroll.gateway.frames import decode, encode, frame, frames, session_key
 from hpcroll.gateway.prefix import PromptFolder
 
-_LEVEL = 3
+_LEVEL = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from aiohttp import web
 
 from hpcroll.gateway.chat import Delta, Reply
@@ -50,33 +48,36 @@ class Outlet:
     async def flush(self) -> None:
         """Sends what is not held; raises `AgentGoneError`."""
         if self._ready:
-            await self._write(())
+            await self._write()
 
     async def finish(self, reply: Reply) -> web.StreamResponse:
         """Sends the rest of a recorded reply; raises `AgentGoneError`."""
         if not self._caller.request.stream:
             return web.json_response(self._caller.whole(reply))
         opening = self._opening(reply.prompt_tokens)
-        return await self._write((*self._held, opening, self._caller.closing(reply)))
+        return await self._write(*self._held, opening, self._caller.closing(reply))
 
     async def refuse(self, refusal: Refusal) -> web.StreamResponse:
         """Sends `refusal` in the place of what is left of the reply; raises `AgentGoneError`."""
         if self._stream is None and not self._ready:
             return refuse(self._dialect, refusal)
-        return await self._write((self._caller.broken(refusal),))
+        return await self._write(self._caller.broken(refusal))
 
     def _opening(self, prompt_tokens: int) -> bytes:
         opened, self._opened = self._opened, True
         return b"" if opened else self._caller.opening(prompt_tokens)
 
-    async def _write(self, further: Iterable[bytes]) -> web.StreamResponse:
-        events, self._ready = b"".join((*self._ready, *further)), []
+    async def _write(self, *last: bytes) -> web.StreamResponse:
+        """Sends what is ready, and `last` with the end of the stream where there is such."""
+        events, self._ready = b"".join((*self._ready, *last)), []
         try:
             if self._stream is None:
                 stream = web.StreamResponse(headers={"Content-Type": self._caller.content_type})
                 await stream.prepare(self._http)
                 self._stream = stream
-            if events:
+            if last:
+                await self._stream.write_eof(events)
+            elif events:
                 await self._stream.write(events)
         except ConnectionError as error:
             raise AgentGoneError from error
