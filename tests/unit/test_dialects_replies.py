@@ -68,12 +68,21 @@ class Sampled:
     finish_reason: str
     cut: int
     """Streamed pieces are of this many characters."""
+    again: bool = False
+    """Thinks and says it once more."""
 
     def deltas(self) -> Iterator[Delta]:
+        for _ in range(1 + self.again):
+            yield from self._said()
+        yield from self._called()
+
+    def _said(self) -> Iterator[Delta]:
         for start in range(0, len(self.reasoning), self.cut):
             yield Delta(reasoning=self.reasoning[start : start + self.cut])
         for start in range(0, len(self.text), self.cut):
             yield Delta(content=self.text[start : start + self.cut])
+
+    def _called(self) -> Iterator[Delta]:
         for index, arguments in enumerate(self.arguments):
             yield Delta(tool_calls=(ToolCallDelta(index, id=f"call_{index}", name="look"),))
             for start in range(0, len(arguments), self.cut):
@@ -95,6 +104,7 @@ SAMPLED = st.builds(
     arguments=st.lists(ARGUMENTS, max_size=3).map(tuple),
     finish_reason=st.sampled_from(("stop", "length")),
     cut=st.integers(1, 5),
+    again=st.booleans(),
 )
 
 
@@ -382,6 +392,7 @@ APIS: dict[str, Callable[[], Api]] = {
 @example(Sampled("", "", ('{"input": "patch", "why": 1}',), "stop", 3), True)
 @example(Sampled("", "only thought", (), "length", 3), True)
 @example(Sampled("", "", (), "stop", 3), True)
+@example(Sampled("said", "thought", ("{}",), "stop", 3, again=True), True)
 def test_reply_that_comes_back_is_what_was_recorded(name: str, sampled: Sampled, stream: bool) -> None:
     api = APIS[name]()
     body = {**api.request, "stream": stream}

@@ -114,6 +114,8 @@ class _Conversation:
         self._messages: list[dict[str, Any]] = []
         self._reply: dict[str, Any] | None = None
         """The assistant message that items still join; none once something else came."""
+        self._reply_id = ""
+        """Of the reply that it was, where its items were given an id here."""
 
     def messages(self) -> list[Message]:
         return self._messages
@@ -140,7 +142,7 @@ class _Conversation:
     def _message(self, item: Mapping[str, Any]) -> None:
         role, text = item["role"], _text(item.get("content"))
         if role == "assistant":
-            reply = self._assistant("content")
+            reply = self._assistant("content", item)
             reply["content"] = (reply["content"] or "") + text or None
         else:
             self.say("system" if role == "developer" else role, text)
@@ -150,25 +152,35 @@ class _Conversation:
         text = unseal(item.get("encrypted_content"))
         if text is None:
             text = _text(item.get("content") or item.get("summary"))
-        reply = self._assistant("reasoning_content")
+        reply = self._assistant("reasoning_content", item)
         if text:
             reply["reasoning_content"] = reply.get("reasoning_content", "") + text
 
     def _call(self, item: Mapping[str, Any], arguments: str) -> None:
         function = {"name": self._tools.function_name(item), "arguments": arguments}
         call = {"id": item["call_id"], "type": "function", "function": function}
-        self._assistant("tool_calls").setdefault("tool_calls", []).append(call)
+        self._assistant("tool_calls", item).setdefault("tool_calls", []).append(call)
 
-    def _assistant(self, part: str) -> dict[str, Any]:
-        """The message that a part of a reply belongs to: thoughts come first, then text, then calls."""
-        reply = self._reply
+    def _assistant(self, part: str, item: Mapping[str, Any]) -> dict[str, Any]:
+        """The message that a part of a reply belongs to.
+
+        Where no id tells, thoughts come first, then text, then calls.
+        """
+        reply, reply_id = self._reply, _reply_id(item)
+        known = reply_id and reply_id == self._reply_id
         begins = reply is None or (
-            part != "tool_calls" and ("tool_calls" in reply or part == "reasoning_content")
+            not known and part != "tool_calls" and ("tool_calls" in reply or part == "reasoning_content")
         )
         if begins or reply is None:
+            self._reply_id = reply_id
             reply = self._reply = {"role": "assistant", "content": None}
             self._messages.append(reply)
         return reply
+
+
+def _reply_id(item: Mapping[str, Any]) -> str:
+    """Of the reply that an item was part of; items of one reply have the same but for kind and number."""
+    return str(item.get("id") or "").partition("_")[2].partition("_")[0]
 
 
 def _text(content: str | Sequence[Mapping[str, Any]] | None) -> str:
@@ -220,18 +232,19 @@ class _ResponsesCaller:
             "store": False,
         }
         self._events = 0
-        self._items = 0
+        self._done: list[dict[str, Any]] = []
+        """Items that were streamed whole."""
         self._open: _OpenItem | None = None
 
     def whole(self, reply: Reply) -> Mapping[str, Any]:
-        return self._response(reply)
+        return self._response(reply, self._output(reply))
 
     def _output(self, reply: Reply) -> list[dict[str, Any]]:
         output = []
         if reply.reasoning:
-            output.append(self._reasoning(reply.reasoning))
+            output.append(self._reasoning(reply.reasoning, 0))
         if reply.content:
-            output.append(self._message(reply.content, "completed"))
+            output.append(self._message(reply.content, "completed", len(output)))
         return output + [self._tools.item(call, "completed") for call in reply.tool_calls]
 
     def opening(self, prompt_tokens: int) -> bytes:
@@ -254,7 +267,7 @@ class _ResponsesCaller:
         events = [self._end()]
         for call in reply.tool_calls:
             events.append(self._whole_call(call))
-        response = self._response(reply)
+        response = self._response(reply, self._done)
         kind = "response.incomplete" if response["status"] == "incomplete" else "response.completed"
         return b"".join([*events, self._event(kind, response=response)])
 
@@ -263,7 +276,7 @@ class _ResponsesCaller:
         response = {**self._head, "status": "failed", "output": [], "usage": None, "error": error}
         return self._event("response.failed", response=response)
 
-    def _response(self, reply: Reply) -> dict[str, Any]:
+    def _response(self, reply: Reply, output: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         cut = reply.finish_reason == "length"
         prompt, completion = reply.prompt_tokens, reply.completion_tokens
         usage = {
@@ -277,24 +290,24 @@ class _ResponsesCaller:
             **self._head,
             "status": "incomplete" if cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": self._output(reply),
+            "output": output,
             "usage": usage,
             "error": None,
         }
 
-    def _message(self, text: str, status: str) -> dict[str, Any]:
+    def _message(self, text: str, status: str, index: int) -> dict[str, Any]:
         part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
         content = [part] if status == "completed" else []
         return {
             "type": "message",
-            "id": f"msg_{self._id}",
+            "id": f"msg_{self._id}_{index}",
             "role": "assistant",
             "status": status,
             "content": content,
         }
 
-    def _reasoning(self, text: str, *, done: bool = True) -> dict[str, Any]:
-        item: dict[str, Any] = {"type": "reasoning", "id": f"rs_{self._id}", "summary": []}
+    def _reasoning(self, text: str, index: int, *, done: bool = True) -> dict[str, Any]:
+        item: dict[str, Any] = {"type": "reasoning", "id": f"rs_{self._id}_{index}", "summary": []}
         item["content"] = [{"type": "reasoning_text", "text": text}] if done else []
         if self._encrypted:
             item["encrypted_content"] = seal(text) if done else ""
@@ -304,8 +317,12 @@ class _ResponsesCaller:
         if self._open is not None and self._open.kind == kind:
             return b""
         events = [self._end()]
-        index, self._items = self._items, self._items + 1
-        item = self._reasoning("", done=False) if kind == "reasoning" else self._message("", "in_progress")
+        index = len(self._done)
+        item = (
+            self._reasoning("", index, done=False)
+            if kind == "reasoning"
+            else self._message("", "in_progress", index)
+        )
         self._open = _OpenItem(kind, index, item["id"])
         events.append(self._event("response.output_item.added", output_index=index, item=item))
         if kind == "message":
@@ -323,21 +340,23 @@ class _ResponsesCaller:
         if item is None:
             return b""
         if item.kind == "reasoning":
-            done = self._reasoning(item.text)
+            done = self._reasoning(item.text, item.index)
             events = [self._event("response.reasoning_text.done", **item.place(), text=item.text)]
         else:
-            done = self._message(item.text, "completed")
+            done = self._message(item.text, "completed", item.index)
             part = done["content"][0]
             events = [
                 self._event("response.output_text.done", **item.place(), text=item.text, logprobs=[]),
                 self._event("response.content_part.done", **item.place(), part=part),
             ]
+        self._done.append(done)
         events.append(self._event("response.output_item.done", output_index=item.index, item=done))
         return b"".join(events)
 
     def _whole_call(self, call: Mapping[str, Any]) -> bytes:
-        index, self._items = self._items, self._items + 1
+        index = len(self._done)
         done = self._tools.item(call, "completed")
+        self._done.append(done)
         text_field = "input" if done["type"] == "custom_tool_call" else "arguments"
         kind = "custom_tool_call_input" if text_field == "input" else "function_call_arguments"
         added = {**done, text_field: "", "status": "in_progress"}
