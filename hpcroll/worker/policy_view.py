@@ -56,7 +56,8 @@ class PolicyView:
         self._policy = PolicyId(policy_name=policy_name, lineage=UNPUBLISHED, version_low=0, version_high=0)
         self._history: tuple[PolicyId, ...] = ()
         self._refreshing: asyncio.Task[None] | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._reading: asyncio.Future[None] | None = None
+        """Done when the read that is under way has ended."""
         self._next_read: asyncio.Task[None] | None = None
 
     def upstreams(self) -> tuple[Upstream, ...]:
@@ -77,9 +78,12 @@ class PolicyView:
         A trainer publishes a version before an engine loads it, so that whatever an engine sampled until
         now is at most of this version. Where the registry cannot be read, what is known stands.
         """
+        if self._reading is None:
+            await self._read_latest()
+            return self._policy
         # Whoever asks while a read is under way shares the next one with all others who do.
         if self._next_read is None:
-            self._next_read = asyncio.create_task(self._read_latest(after=self._reading))
+            self._next_read = asyncio.create_task(self._read_next(self._reading))
         await asyncio.shield(self._next_read)
         return self._policy
 
@@ -106,14 +110,21 @@ class PolicyView:
             with contextlib.suppress(OSError):  # the word of this worker's parent does as well
                 await asyncio.to_thread(self._gate.withdraw)
 
-    async def _read_latest(self, *, after: asyncio.Task[None] | None) -> None:
-        if after is not None:
-            await after
-        self._reading, self._next_read = self._next_read, None
+    async def _read_next(self, reading: asyncio.Future[None]) -> None:
+        await reading
+        self._next_read = None
+        await self._read_latest()
+
+    async def _read_latest(self) -> None:
+        reading = self._reading = asyncio.get_running_loop().create_future()
         try:
             self._note(await asyncio.to_thread(self._registry.latest, self._name))
         except (OSError, HpcrollError) as error:
             log.warning("policy registry not read: %s", error)
+        finally:
+            if self._reading is reading:
+                self._reading = None
+            reading.set_result(None)
 
     async def _keep_fresh(self) -> None:
         while True:
