@@ -33,6 +33,7 @@ AGENTS = (
         "cline",
         "codex",
         "continue_cli",
+        "deepagents_code",
         "gemini_cli",
         "grok_cli",
         "kilo_code",

@@ -40,6 +40,13 @@ provider = "hpcroll"
 max_context_length = ${context_tokens}
 max_output_tokens = ${reply_tokens}
 auto_compact_threshold = ${prompt_tokens}
+
+[compaction_model]
+alias = "auxiliary"
+name = "${model}-auxiliary"
+provider = "hpcroll"
+max_context_length = ${context_tokens}
+max_output_tokens = ${reply_tokens}
 """
 
 
