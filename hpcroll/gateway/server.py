@@ -10,10 +10,9 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
 from pydantic_core import from_json
 
 from hpcroll.config import ModelConfig
@@ -31,6 +30,9 @@ from hpcroll.gateway.session import GatewaySession, Services
 from hpcroll.gateway.tokens import CannotRenderError, TokenRenderer, load_renderer
 from hpcroll.gateway.upstream import Upstream, UpstreamPool
 from hpcroll.plugins import Family, known
+
+if TYPE_CHECKING:
+    from aiohttp.typedefs import Handler, Middleware
 
 _KEY_BYTES = 32
 _REQUEST_BYTES = 1 << 28
