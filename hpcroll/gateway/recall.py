@@ -36,28 +36,28 @@ class Recall:
 
     def restore(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
         """`messages` with the arguments of known tool calls as they were sampled."""
-        schemas = {
-            tool["function"]["name"]: tool["function"].get("parameters")
-            for tool in tools
-            if "function" in tool
-        }
         return tuple(
-            {**message, "tool_calls": [self._restored(call, schemas) for call in message["tool_calls"]]}
+            {**message, "tool_calls": [self._restored(call, tools) for call in message["tool_calls"]]}
             if message.get("tool_calls")
             else message
             for message in messages
         )
 
-    def _restored(self, call: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _restored(self, call: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         function = call["function"]
-        sent, schema = function["arguments"], schemas.get(function["name"])
-        sampled = self._arguments.get(call.get("id") or "", ())
-        if sent in sampled:
+        sent, sampled = function["arguments"], self._arguments.get(call.get("id") or "", ())
+        if not sampled or sent in sampled:
             return call
+        schema = _schema_of(function["name"], tools)
         for text in reversed(sampled):
             if _stands_for(sent, text, schema):
                 return {**call, "function": {**function, "arguments": text}}
         return call  # the agent changed them: what it sent is what the model shall see
+
+
+def _schema_of(name: str, tools: Sequence[Mapping[str, Any]]) -> Any:
+    declared = (tool["function"] for tool in tools if "function" in tool)
+    return next((function.get("parameters") for function in declared if function["name"] == name), None)
 
 
 def _stands_for(sent: str, sampled: str, schema: Any) -> bool:
