@@ -59,8 +59,9 @@ class Tally:
     first_added_s: list[float] = field(default_factory=list)
     calls: int = 0
     cpu_s: float = 0.0
+    wall_s: float = 0.0
 
-    def add(self, made: list[Sample], direct: list[Sample], cpu_s: float) -> None:
+    def add(self, made: list[Sample], direct: list[Sample], *, cpu_s: float, wall_s: float) -> None:
         """Takes one round's calls beside the direct ones of the same round."""
         counted = [sample for sample in made if sample.counts]
         base_s = statistics.median(sample.total_s for sample in direct if sample.counts)
@@ -70,6 +71,7 @@ class Tally:
         self.first_added_s += [sample.first_s - first_base_s for sample in counted]
         self.calls += len(made)
         self.cpu_s += cpu_s
+        self.wall_s += wall_s
 
     @property
     def cpu_ms(self) -> float:
@@ -110,7 +112,9 @@ class Bench:
             before_s = {name: server.cpu_s() for name, server in self._routes.items()}
             samples = await in_turns(self._client, routes, calls)
             for name, tally in tallies.items():
-                tally.add(samples[name], samples[DIRECT], self._routes[name].cpu_s() - before_s[name])
+                used_s = self._routes[name].cpu_s() - before_s[name]
+                wall_s = sum(sample.total_s for sample in samples[name])
+                tally.add(samples[name], samples[DIRECT], cpu_s=used_s, wall_s=wall_s)
         self.recorded_calls += tallies[OURS].calls
         return tallies
 
@@ -122,14 +126,14 @@ class Bench:
         await self._set_pace(load)
         order = list(routes)
         for seed in range(rounds):
-            samples, used_s = {}, {}
+            samples, used = {}, {}
             for name in order:
                 server = self._routes[name]
-                before_s = server.cpu_s()
+                began_s, before_s = time.perf_counter(), server.cpu_s()
                 samples[name] = await at_once(self._client, server.route, load, seed=seed)
-                used_s[name] = server.cpu_s() - before_s
+                used[name] = {"cpu_s": server.cpu_s() - before_s, "wall_s": time.perf_counter() - began_s}
             for name, tally in tallies.items():
-                tally.add(samples[name], samples[DIRECT], used_s[name])
+                tally.add(samples[name], samples[DIRECT], **used[name])
             order.append(order.pop(0))
         self.recorded_calls += tallies[OURS].calls
         return tallies
@@ -172,8 +176,8 @@ class Report:
     def flood(self, tallies: Mapping[str, Tally]) -> None:
         """Notes what each route carried of more than it can."""
         for name, tally in tallies.items():
-            tokens = REPLY_TOKENS * len(tally.samples)
-            self.figures[f"{PREFIXES[name]}stream_tokens_per_s"] = tokens / FLOOD.window_s
+            tokens = REPLY_TOKENS * tally.calls
+            self.figures[f"{PREFIXES[name]}stream_tokens_per_s"] = tokens / tally.wall_s
 
     def waits(self, waits_s: Sequence[tuple[float, float]]) -> None:
         """Notes how long the journal took, from pairs of when and how long."""
