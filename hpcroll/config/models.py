@@ -109,6 +109,9 @@ class ModelConfig(Strict):
     """Longest prompt plus reply, in tokens, that a call may have."""
     rollout_tokens: int = Field(default=1_000_000, ge=1)
     """Most tokens that one rollout may sample, over all its calls."""
+    logprobs: Literal["raw", "sampling"] = "raw"
+    """Of which distribution the servers' log-probabilities are: the model's own at temperature 1, or the one
+    that is sampled from (vLLM's `--logprobs-mode processed_logprobs`)."""
     call_timeout_s: float = Field(default=600.0, gt=0)
     """Longest that one model call may take, in seconds."""
     call_tries: int = Field(default=4, ge=1, le=20)

@@ -10,7 +10,7 @@ import aiohttp
 from aiohttp import web
 from pydantic_core import from_json
 
-from hpcroll.contract import Call, Latency, PolicyId, RecordedCall, StopReason
+from hpcroll.contract import Call, Latency, LogprobKind, PolicyId, RecordedCall, StopReason
 from hpcroll.errors import ModelError, SpoolError
 from hpcroll.gateway.admission import CallCutError
 from hpcroll.gateway.attribution import served_by
@@ -54,7 +54,7 @@ class Exchange:
         self._tools_sha256: str | None = None
         self._first_token_s: float | None = None
         self._accepted: Accepted | None = None
-        self._reply = ReplyReader()
+        self._reply = ReplyReader(LogprobKind(self._config.logprobs))
         self._turn = session.token_turn(request, self._ticket)
         """In mode `tokens`."""
 

@@ -11,9 +11,11 @@ from hpcroll.gateway.upstream import UpstreamRefusal
 _OVERFLOW = re.compile(
     r"context length|context window|max_model_len|longer than the maximum model length", re.I
 )
-_LONGEST = re.compile(r"context length (?:is only|is|of) (\d+)", re.I)
+_LONGEST = re.compile(r"(?:context length (?:is only|is|of)|maximum model length of) (\d+)", re.I)
 _PROMPT = re.compile(
-    r"\((\d+) in the messages|(?:has|passed) (\d+) input tokens|(\d+) tokens from the input messages", re.I
+    r"\((\d+) in the messages|(?:has|passed|contains(?: at least)?) (\d+) input tokens"
+    r"|(\d+) tokens from the input messages|prompt \(length (\d+)\)",
+    re.I,
 )
 
 

@@ -22,13 +22,14 @@ _HINT = "the server must honour return_token_ids and logprobs, see docs/referenc
 class ReplyReader:
     """Puts the parts of a reply together; at every moment it holds what came so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: LogprobKind = LogprobKind.RAW) -> None:
+        """`kind`: of the log-probabilities, where the engine does not say."""
         self.finish_reason: str | None = None
         self.stop: str | None = None
         """The stop sequence that ended it."""
         self.versions: list[int] = []
         """Policy versions that the engine named, in order."""
-        self._kind = LogprobKind.RAW
+        self._kind = kind
         self._prompt_ids: Ids | None = None
         self._sampled_ids = _ids(())
         self._logprobs: list[float] = []
@@ -86,7 +87,7 @@ class ReplyReader:
 
     @property
     def logprob_kind(self) -> LogprobKind:
-        """Of which distribution: RAW, as engines return by default, unless the engine says otherwise."""
+        """Of which distribution."""
         return self._kind if self._logprobs else LogprobKind.NONE
 
     def _take_prompt(self, ids: Ids) -> None:

@@ -21,6 +21,9 @@ from hpcroll.contract import LogprobKind, PolicyId, Rollout, RolloutRef, Samplin
 from hpcroll.errors import ConfigError, ModelError, SpoolError
 from hpcroll.gateway import Gateway, GatewaySession, Journal, ModelEndpoint, Upstream, read_journal
 from hpcroll.gateway.balance import Balance
+from hpcroll.gateway.overflow import is_overflow, read_lengths
+from hpcroll.gateway.refusal import Lengths
+from hpcroll.gateway.upstream import UpstreamRefusal
 from hpcroll.testing.harness_suite import until
 from hpcroll.testing.policy_server import PolicyServer, Script, Turn, solves
 from hpcroll.testing.policy_server.script import Behaviour, ToolCall
@@ -507,6 +510,38 @@ def test_call_that_takes_too_long_ends_as_a_model_error(tmp_path: Path) -> None:
             assert (await post(session.outside))[0] == 502
             assert isinstance(session.error, ModelError)
             await ended.wait()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "This model's maximum context length is 100 tokens. However, you requested 140 tokens (120 in the "
+        "messages, 20 in the completion).",
+        "This model's maximum context length is 100 tokens. However, your prompt contains 120 input tokens.",
+        "This model's maximum context length is 100 tokens. However, your prompt contains at least 120 input "
+        "tokens, which exceeds this limit.",
+        "The decoder prompt (length 120) is longer than the maximum model length of 100.",
+    ],
+)
+def test_lengths_are_read_from_what_servers_say(message: str) -> None:
+    refusal = UpstreamRefusal(Upstream("http://server"), 400, message, 400)
+    assert is_overflow(refusal)
+    assert read_lengths(refusal) == Lengths(longest=100, found=120)
+
+
+def test_kind_of_log_probabilities_is_the_configs_where_the_server_does_not_say(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with (
+            upside(says(REPLY)) as server,
+            gateway(tmp_path, server.url, logprobs="sampling", sampling={"temperature": 0.5}) as (gate, _),
+        ):
+            session = gate.open_session(rollout(), 1)
+            await post(session.outside)
+            call = session.calls[0].call
+            assert call.logprob_kind is LogprobKind.SAMPLING
+            assert shaped_because(call) is None
 
     run(scenario)
 
