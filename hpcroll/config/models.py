@@ -77,7 +77,7 @@ class TokensConfig(Strict):
     renderer: str = "auto"
     """Model family, as the `renderers` package names it; `auto` finds it by the name on the hub."""
     thinking_retention: Literal["tool_cycle", "all"] | None = None
-    """How long thinking stays in the context: until the next user message, or for good; null: the family's."""
+    """How long thinking stays in context: until the next user message, or for good; null: the family's."""
     options: Options = Field(default_factory=dict)
     """The renderer's own options (`enable_thinking`, ...)."""
     scale_out: bool = False
