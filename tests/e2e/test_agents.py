@@ -52,7 +52,9 @@ def test_an_agent_solves_a_task_and_its_record_holds_what_was_sampled(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("name", "mode", "context_tokens", "look", "refused"), COMPACTING)
+@pytest.mark.parametrize(
+    ("name", "mode", "context_tokens", "look", "refused"), COMPACTING, ids=[case[0] for case in COMPACTING]
+)
 def test_an_agent_that_compacts_its_history_forks_and_loses_nothing(
     name: str,
     mode: str,
