@@ -104,8 +104,8 @@ class Exchange:
         """Sends a call again that was cut before the agent was shown anything; the cut try is recorded."""
         try:
             await self._session.record(self._recorded(str(cut)), self._ticket)
-        except SpoolError as lost:
-            return await self._outlet.refuse(not_recorded(str(lost)))
+        except SpoolError:
+            return await self._outlet.refuse(not_recorded())
         return await Exchange(self._session, self._asked, self._dialect, self._outlet).run()
 
     async def _look_at_policy(self) -> None:
@@ -118,8 +118,8 @@ class Exchange:
         error = refusal.message if refusal is not None else None
         try:
             await self._session.record(self._recorded(error), self._ticket)
-        except SpoolError as lost:
-            return not_recorded(str(lost))
+        except SpoolError:
+            return not_recorded()
         if refusal is None:
             self._session.error = None
         return refusal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from hpcroll.contract import StopReason
@@ -10,6 +11,8 @@ CONTEXT_CODE = "context_length_exceeded"
 """What OpenAI calls it, so that agents which compact their context do so."""
 
 NOT_RECORDED_CODE = "not_recorded"
+
+_ADDRESS = re.compile(r"https?://[^\s'\"<>]*[^\s'\"<>.,:;)]")
 
 _LIMIT_CODES = {StopReason.CONTEXT_LIMIT: CONTEXT_CODE}
 
@@ -62,13 +65,16 @@ def limit_of(code: object) -> StopReason | None:
 def upstream_failed(message: str) -> Refusal:
     """No inference server gave a usable answer.
 
-    Once a stream has begun there is no status to tell, and some agents look for words such as these.
+    Once a stream has begun there is no status to tell, and some agents look for words such as these. Where
+    the server stands is none of an agent's business.
     """
-    return Refusal(502, "upstream_error", "upstream_failed", f"upstream server error: {message}")
+    told = _ADDRESS.sub("the server", message)
+    return Refusal(502, "upstream_error", "upstream_failed", f"upstream server error: {told}")
 
 
-def not_recorded(message: str) -> Refusal:
+def not_recorded() -> Refusal:
     """The reply could not be journalled, so it is not shown."""
+    message = "the call could not be put on record; its reply is withheld"
     return Refusal(500, "server_error", NOT_RECORDED_CODE, message)
 
 

@@ -484,6 +484,8 @@ def test_inference_side_that_stays_away_is_a_policy_failure_in_openai_shape(tmp_
             status, answer = await post(session.outside)
             assert status == 502
             assert "503: full" in error_of(answer)["message"]
+            assert server.url not in json.dumps(answer)
+            assert server.url in str(session.error)
             assert isinstance(session.error, ModelError)
             assert len(server.bodies) == 2
             assert "503: full" in str(session.calls[0].call.error)
@@ -799,6 +801,7 @@ def test_reply_that_cannot_be_journalled_is_not_shown(tmp_path: Path) -> None:
             status, answer = await post(session.outside)
             assert status == 500
             assert error_of(answer)["code"] == "not_recorded"
+            assert str(journal.path) not in json.dumps(answer)
             assert isinstance(session.error, SpoolError)
             assert session.calls == []
 
