@@ -26,6 +26,7 @@ COMPACTING = (
     ("claude_code", "chat", 56_000, LOOK, 0),
     ("cline", "chat", 18_000, LOOK, 0),
     ("codex", "tokens", 24_000, LOOK, 0),
+    ("kilo_code", "tokens", 34_000, LOOK, 0),
     ("mistral_vibe", "tokens", 20_000, LOOK, 0),
     ("opencode", "tokens", 20_000, LOOK, 0),
     ("pi", "chat", 64_000, LONG_LOOK, 1),

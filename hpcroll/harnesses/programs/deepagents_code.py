@@ -6,6 +6,8 @@ from hpcroll.harnesses.black_box import BlackBoxHarness
 from hpcroll.harnesses.programs.base import PYTHON, Answer, Dialect, Pip, Program
 
 _COMMAND = (PYTHON, "-m", "deepagents_code")
+_MODEL = '{"max_tokens": ${reply_tokens}, "include": ["reasoning.encrypted_content"]}'
+"""Its own servers keep the thinking; whoever asks for it sealed sends it back."""
 
 
 class DeepAgentsCode(BlackBoxHarness):
@@ -21,7 +23,7 @@ class DeepAgentsCode(BlackBoxHarness):
             *(*_COMMAND, "--stdin", "--quiet", "--shell-allow-list", "all", "--no-mcp", "--no-tracing"),
             *("--max-retries", "3", "--model", "openai:${model}"),
             *("--summarization-model", "openai:${model}-auxiliary"),
-            *("--model-params", '{"max_tokens": ${reply_tokens}}'),
+            *("--model-params", _MODEL),
             *("--profile-override", '{"max_input_tokens": ${prompt_tokens}}'),
         ),
         task_on_stdin=True,
