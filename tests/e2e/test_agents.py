@@ -78,7 +78,7 @@ def test_an_agent_that_compacts_its_history_forks_and_loses_nothing(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["claude_code", "codex", "opencode", "pi"])
+@pytest.mark.parametrize("name", ["claude_code", "codex", "continue_cli", "mistral_vibe", "opencode", "pi"])
 def test_a_stream_that_breaks_is_asked_for_again_and_both_replies_are_kept(
     name: str, tmp_path: Path, serve_scripts: Callable[..., str]
 ) -> None:
