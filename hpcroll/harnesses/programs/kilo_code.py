@@ -29,7 +29,12 @@ class KiloCode(BlackBoxHarness):
             "KILO_DISABLE_SESSION_INGEST": "1",
         },
         files={
-            "~/.config/kilo/kilo.json": {**SETTINGS, "experimental": {"openTelemetry": False}},
+            "~/.config/kilo/kilo.json": {
+                **SETTINGS,
+                "experimental": {"openTelemetry": False},
+                "enabled_providers": ["hpcroll"],  # it asks others for their models before each call
+                "snapshot": False,  # of the repository, before each call
+            },
         },
         answer=Answer.STDOUT,
         success=(0, 1),  # 1 after any call that failed, the ones that it got over too
