@@ -28,6 +28,7 @@ from hpcroll.testing.harness_suite import until
 from hpcroll.testing.policy_server import PolicyServer, Script, Turn, solves
 from hpcroll.testing.policy_server.script import Behaviour, ToolCall
 from hpcroll.trajectory import shaped_because
+from tests.serving import serving
 
 PROMPT = "Say hello, naïve world."
 SCRIPT = Script(prompt=PROMPT, behaviours=(solves(["echo hello"], "hello"),))
@@ -94,16 +95,8 @@ async def hangs_up(request: web.Request) -> web.StreamResponse:
 @asynccontextmanager
 async def upside(*answers: Answer) -> AsyncIterator[Upside]:
     server = Upside(list(answers))
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", server.chat)
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
+    async with serving(web.post("/v1/chat/completions", server.chat)) as server.url:
         yield server
-    finally:
-        await runner.cleanup()
 
 
 @asynccontextmanager

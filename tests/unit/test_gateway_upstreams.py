@@ -21,6 +21,7 @@ from hpcroll.errors import ModelError
 from hpcroll.gateway.health import Health, HealthRules
 from hpcroll.gateway.upstream import Accepted, Upstream, UpstreamPool, UpstreamRefusal
 from hpcroll.testing.harness_suite import until
+from tests.serving import serving
 
 QUICK = HealthRules(first_aside_s=0.05, longest_aside_s=0.2, quiet_s=0.3, probe_timeout_s=0.3)
 
@@ -74,18 +75,11 @@ class Server:
 @asynccontextmanager
 async def server(mood: str = "well") -> AsyncIterator[Server]:
     it = Server(mood)
-    app = web.Application()
-    app.router.add_post("/{path:.*}", it.chat)
-    app.router.add_get("/health", it.health)
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    it.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        yield it
-    finally:
-        it.hold.set()
-        await runner.cleanup()
+    async with serving(web.post("/{path:.*}", it.chat), web.get("/health", it.health)) as it.url:
+        try:
+            yield it
+        finally:
+            it.hold.set()
 
 
 @asynccontextmanager

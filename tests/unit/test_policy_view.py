@@ -24,6 +24,7 @@ from hpcroll.policy import Gate, GateReport, PauseOutcome, Pauses, PolicyRegistr
 from hpcroll.testing.harness_suite import until
 from hpcroll.worker import policy_view
 from hpcroll.worker.policy_view import PolicyView
+from tests.serving import serving
 
 
 @pytest.fixture
@@ -105,17 +106,11 @@ def _event(data: dict[str, Any]) -> bytes:
 @asynccontextmanager
 async def engine(**mood: Any) -> AsyncIterator[Engine]:
     it = Engine(**mood)
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", it.chat)
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    it.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        yield it
-    finally:
-        it.go.set()
-        await runner.cleanup()
+    async with serving(web.post("/v1/chat/completions", it.chat)) as it.url:
+        try:
+            yield it
+        finally:
+            it.go.set()
 
 
 @dataclass
