@@ -68,7 +68,7 @@ class AttendedSandbox:
         try:
             await sandbox._attend(attendance)
         except BaseException:
-            await asyncio.shield(sandbox.stop())
+            await sandbox.stop()
             raise
         return sandbox
 
@@ -180,8 +180,17 @@ class AttendedSandbox:
         """Ends everything inside and removes the scratch; returns once both are gone. Idempotent."""
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop())
-        # Shielded: one caller's cancellation must not leave half a sandbox behind.
-        await asyncio.shield(self._stopping)
+        # Shielded and waited for: a caller's cancellation must not leave half a sandbox behind, nor an
+        # attendant that nobody reaps where the caller's loop ends right after.
+        cancelled: asyncio.CancelledError | None = None
+        while not self._stopping.done():
+            try:
+                await asyncio.shield(self._stopping)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+        self._stopping.result()
 
     async def _stop(self) -> None:
         for channel in (*self._idle, *self._busy, self._control):
@@ -218,10 +227,13 @@ class AttendedSandbox:
         if "error" in reply.header:
             raise SandboxError(f"sandbox {self.spec.name}: no process can be made: {reply.header['error']}")
         channel = Channel(socket.socket(fileno=reply.fds[0]), self.spec.name)
-        ready = await channel.reply(channel.expect(), _GRACE_S)
-        if "error" in ready.header:
-            channel.close()
-            raise SandboxError(f"sandbox {self.spec.name}: {ready.header['error']}")
+        try:
+            ready = await channel.reply(channel.expect(), _GRACE_S)
+            if "error" in ready.header:
+                raise SandboxError(f"sandbox {self.spec.name}: {ready.header['error']}")
+        except BaseException:
+            channel.close()  # nobody else knows it yet, and the attendant waits for its end
+            raise
         return channel
 
     async def _ask_lane(self, request: dict[str, Any], data: bytes | int | None, timeout_s: float) -> Reply:

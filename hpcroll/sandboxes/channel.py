@@ -57,13 +57,18 @@ class Channel:
 
     async def reply(self, waiter: asyncio.Future[Reply], timeout_s: float | None = None) -> Reply:
         """The reply that `waiter` stands for; `SandboxError` where it takes longer than `timeout_s`."""
-        if timeout_s is None:
-            return await waiter
-        timer = self._loop.call_later(timeout_s, self._expire, timeout_s)
+        timer = None if timeout_s is None else self._loop.call_later(timeout_s, self._expire, timeout_s)
         try:
             return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                # It came in the same moment, and nobody will take its descriptors.
+                for fd in waiter.result().fds:
+                    os.close(fd)
+            raise
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
 
     async def send(self, header: dict[str, Any], fds: Sequence[int] = ()) -> None:
         if self.closed:
