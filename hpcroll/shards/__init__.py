@@ -1,14 +1,14 @@
 """Trajectory shards: the worker's writer and the trainer's reader."""
 
-from hpcroll.shards.adoption import adopt
-from hpcroll.shards.codec import Summary, decode_trajectory, encode_trajectory
-from hpcroll.shards.commit_log import RecordAddress
-from hpcroll.shards.groups import Group
-from hpcroll.shards.packing import Batch
-from hpcroll.shards.reader import RunReader, open_run
-from hpcroll.shards.stored import Column, StoredTrajectory
+from hpcroll.shards.format.codec import Summary, decode_trajectory, encode_trajectory
+from hpcroll.shards.format.commit_log import RecordAddress
+from hpcroll.shards.format.stored import Column, StoredTrajectory
+from hpcroll.shards.level0.adoption import adopt
+from hpcroll.shards.level0.writer import ShardWriter
+from hpcroll.shards.reading.batches import Batch
+from hpcroll.shards.reading.groups import Group
+from hpcroll.shards.reading.reader import RunReader, open_run
 from hpcroll.shards.verify import VerifyReport, verify_run
-from hpcroll.shards.writer import ShardWriter
 
 __all__ = [
     "Batch",

@@ -12,13 +12,15 @@ from hpcroll.contract.invariants import check
 from hpcroll.errors import HpcrollError, ShardError
 from hpcroll.fs.atomic import list_names, read_fresh
 from hpcroll.fs.paths import RunPaths
-from hpcroll.shards.codec import decode_trajectory
-from hpcroll.shards.commit_log import parse_marks
-from hpcroll.shards.frames import Header
-from hpcroll.shards.lookup import find_committed, records_of
-from hpcroll.shards.run_facts import RunFacts, read_run_facts
-from hpcroll.shards.shard_file import OpenShard, ShardName, committer, is_finished, list_shards, marks_of
-from hpcroll.shards.stored import ALL_COLUMNS
+from hpcroll.shards.format.codec import decode_trajectory
+from hpcroll.shards.format.commit_log import parse_marks
+from hpcroll.shards.format.frames import Header
+from hpcroll.shards.format.place import ShardName
+from hpcroll.shards.format.run_facts import RunFacts, read_run_facts
+from hpcroll.shards.format.stored import ALL_COLUMNS
+from hpcroll.shards.level0.scan import records_of
+from hpcroll.shards.level0.shard_file import OpenShard, committer, is_finished, list_shards, marks_of
+from hpcroll.shards.reading.lookup import find_committed
 
 _MOST_FINDINGS = 1000
 

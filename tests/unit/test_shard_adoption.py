@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpcroll.shards import adopt, open_run
-from hpcroll.shards.shard_file import ShardName, marks_of
+from hpcroll.shards.format.place import ShardName
+from hpcroll.shards.level0.shard_file import marks_of
 from tests.shard_runs import ShardRun, bulk
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hpcroll.contract import SegmentTokens, Trajectory
 from hpcroll.errors import SchemaVersionError, ShardCorruptError, ShardError
 from hpcroll.shards import decode_trajectory, encode_trajectory
-from hpcroll.shards.codec import read_record
-from hpcroll.shards.commit_log import ENTRY_BYTES, RecordAddress, pack_mark, parse_marks
-from hpcroll.shards.frames import FrameKind, open_frame, parse_header
+from hpcroll.shards.format.codec import read_record
+from hpcroll.shards.format.commit_log import ENTRY_BYTES, RecordAddress, pack_mark, parse_marks
+from hpcroll.shards.format.frames import FrameKind, open_frame, parse_header
 from hpcroll.testing.trajectories import random_trajectory
 from tests.shard_runs import ref, trajectory
 

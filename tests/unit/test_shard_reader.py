@@ -18,7 +18,7 @@ from hpcroll.contract.policy import PolicyVersion
 from hpcroll.errors import ConfigError, ShardCorruptError, ShardError
 from hpcroll.fs import publish, replace
 from hpcroll.shards import RunReader, StoredTrajectory, encode_trajectory, open_run
-from hpcroll.shards.frames import parse_header
+from hpcroll.shards.format.frames import parse_header
 from tests.shard_runs import SEGMENT, ShardRun, bulk, ref, trajectory
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from hpcroll.contract import Trajectory
 from hpcroll.shards import RecordAddress, encode_trajectory, verify_run
-from hpcroll.shards.commit_log import pack_mark
+from hpcroll.shards.format.commit_log import pack_mark
 from tests.shard_runs import ShardRun, ref, trajectory
 
 

@@ -15,7 +15,7 @@ import pytest
 from hpcroll.config import ShardConfig
 from hpcroll.errors import ShardError
 from hpcroll.shards import ShardWriter, encode_trajectory, open_run
-from hpcroll.shards.commit_log import parse_marks
+from hpcroll.shards.format.commit_log import parse_marks
 from tests.shard_runs import ShardRun, bulk, trajectory
 
 

@@ -8,9 +8,9 @@ from enum import StrEnum
 
 from hpcroll.contract import SegmentTokens, Status, Trajectory, TrajectoryRecord
 from hpcroll.errors import ShardError
-from hpcroll.shards.codec import Summary, read_record, read_summary, read_tokens
-from hpcroll.shards.frames import FrameKind, Header
-from hpcroll.shards.shard_file import ShardName
+from hpcroll.shards.format.codec import Summary, read_record, read_summary, read_tokens
+from hpcroll.shards.format.frames import FrameKind, Header
+from hpcroll.shards.format.place import Place
 
 
 class Column(StrEnum):
@@ -34,14 +34,6 @@ ALL_COLUMNS = frozenset(Column)
 def frames_of(columns: Collection[Column]) -> frozenset[FrameKind]:
     """The frames that hold `columns`, the summary's included."""
     return frozenset({FrameKind.SUMMARY, *(_FRAMES[column] for column in columns)})
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a record lies; enough to read it again."""
-
-    shard: ShardName
-    offset: int
 
 
 @dataclass(slots=True)

@@ -14,9 +14,9 @@ from hpcroll.contract import RolloutRef, Trajectory
 from hpcroll.errors import ShardError
 from hpcroll.fs.atomic import fsync_directory
 from hpcroll.fs.paths import RunPaths
-from hpcroll.shards.codec import encode_trajectory
-from hpcroll.shards.commit_log import RecordAddress, pack_mark
-from hpcroll.shards.frames import parse_header
+from hpcroll.shards.format.codec import encode_trajectory
+from hpcroll.shards.format.commit_log import RecordAddress, pack_mark
+from hpcroll.shards.format.frames import parse_header
 
 if TYPE_CHECKING:
     from hpcroll.config import ShardConfig  # at run time the trainer's reader needs no config

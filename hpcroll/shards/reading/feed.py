@@ -10,9 +10,10 @@ from typing import Any
 from hpcroll.errors import ConfigError, ShardCorruptError
 from hpcroll.fs.atomic import read_fresh
 from hpcroll.fs.paths import RunPaths
-from hpcroll.shards.shard_file import OpenShard, ShardName, is_finished, list_shards
-from hpcroll.shards.stored import Column, Place, StoredTrajectory, frames_of
-from hpcroll.shards.walk import ReadCounts, ShardWalk
+from hpcroll.shards.format.place import Place, ShardName
+from hpcroll.shards.format.stored import Column, StoredTrajectory, frames_of
+from hpcroll.shards.level0.shard_file import OpenShard, is_finished, list_shards
+from hpcroll.shards.level0.walk import ReadCounts, ShardWalk
 
 _SLOWEST_POLLS = 8
 """A quiet shard is looked at this many poll intervals apart, at most."""

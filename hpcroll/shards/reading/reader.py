@@ -10,16 +10,16 @@ from typing import Any
 from hpcroll.contract import RolloutRef
 from hpcroll.errors import ConfigError, ShardError
 from hpcroll.fs.paths import RunPaths
-from hpcroll.shards.feed import Following
-from hpcroll.shards.freshness import Freshness
-from hpcroll.shards.groups import COMPLETE, Group, GroupCounts, GroupRule
-from hpcroll.shards.lookup import find_committed
-from hpcroll.shards.packing import Batch
-from hpcroll.shards.run_facts import RunFacts, read_run_facts
-from hpcroll.shards.selection import Selection
-from hpcroll.shards.session import Session
-from hpcroll.shards.stored import Column, StoredTrajectory
-from hpcroll.shards.walk import ReadCounts
+from hpcroll.shards.format.run_facts import RunFacts, read_run_facts
+from hpcroll.shards.format.stored import Column, StoredTrajectory
+from hpcroll.shards.level0.walk import ReadCounts
+from hpcroll.shards.reading.batches import Batch
+from hpcroll.shards.reading.feed import Following
+from hpcroll.shards.reading.freshness import Freshness
+from hpcroll.shards.reading.groups import COMPLETE, Group, GroupCounts, GroupRule
+from hpcroll.shards.reading.lookup import find_committed
+from hpcroll.shards.reading.selection import Selection
+from hpcroll.shards.reading.session import Session
 
 _STATE_FORMAT = 1
 

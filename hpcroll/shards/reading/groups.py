@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcroll.errors import ConfigError
-from hpcroll.shards.codec import Summary
-from hpcroll.shards.shard_file import ShardName
-from hpcroll.shards.stored import Place, StoredTrajectory
+from hpcroll.shards.format.codec import Summary
+from hpcroll.shards.format.place import Place, place_of
+from hpcroll.shards.format.stored import StoredTrajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +164,3 @@ class ReadyGroup:
     group_id: str
     size: int
     places: tuple[Place, ...]
-
-
-def place_of(shard: str, offset: int) -> Place:
-    """The place that a saved state names; raises `ConfigError` where it names no shard."""
-    name = ShardName.parse(shard)
-    if name is None:
-        raise ConfigError(f"reader state names {shard!r}, which is no shard")
-    return Place(name, int(offset))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,27 +12,18 @@ from hpcroll.contract import RolloutRef
 from hpcroll.fs.atomic import list_names, read_fresh
 from hpcroll.fs.links import read_token
 from hpcroll.fs.paths import RunPaths
-from hpcroll.shards.commit_log import RecordAddress, parse_marks
-from hpcroll.shards.frames import HEADER_BYTES_MOST, MAGIC_PREFIX, FrameKind, Header, is_sound, parse_header
+from hpcroll.shards.format.commit_log import RecordAddress, parse_marks
+from hpcroll.shards.format.frames import (
+    HEADER_BYTES_MOST,
+    MAGIC_PREFIX,
+    FrameKind,
+    Header,
+    is_sound,
+    parse_header,
+)
+from hpcroll.shards.format.place import ShardName
 
 _SEARCH_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class ShardName:
-    """The `index`-th shard of an incarnation; the order of names is the order of reading."""
-
-    incarnation: str
-    index: int
-
-    @classmethod
-    def parse(cls, text: str) -> ShardName | None:
-        """The inverse of `str`; None for anything else."""
-        incarnation, dot, index = text.rpartition(".")
-        return cls(incarnation, int(index)) if dot and incarnation and index.isdecimal() else None
-
-    def __str__(self) -> str:
-        return f"{self.incarnation}.{self.index}"
 
 
 def list_shards(paths: RunPaths) -> list[ShardName]:

@@ -8,8 +8,8 @@ from typing import Self
 
 from hpcroll.contract import Status
 from hpcroll.errors import ConfigError
-from hpcroll.shards.codec import Summary
-from hpcroll.shards.stored import ALL_COLUMNS, Column
+from hpcroll.shards.format.codec import Summary
+from hpcroll.shards.format.stored import ALL_COLUMNS, Column
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from hpcroll.contract.policy import PolicyVersion
 from hpcroll.errors import ShardError
 from hpcroll.fs.atomic import read_fresh
 from hpcroll.fs.paths import RunPaths
-from hpcroll.shards.codec import Summary
+from hpcroll.shards.format.codec import Summary
 
 _REREAD_S = 0.2
 """Seconds for which the newest version is remembered: a backlog asks thousands of times a second."""

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from hpcroll.fs.paths import RunPaths
-from hpcroll.shards.commit_log import RecordAddress
-from hpcroll.shards.frames import Header
-from hpcroll.shards.shard_file import OpenShard, ShardName, committer, is_finished, marks_of
-from hpcroll.shards.stored import Column, Place, StoredTrajectory, frames_of
+from hpcroll.shards.format.commit_log import RecordAddress
+from hpcroll.shards.format.frames import Header
+from hpcroll.shards.format.place import Place, ShardName
+from hpcroll.shards.format.stored import Column, StoredTrajectory, frames_of
+from hpcroll.shards.level0.shard_file import OpenShard, committer, is_finished, marks_of
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from hpcroll.contract import RolloutRef, SegmentTokens, Trajectory, TrajectoryRecord
 from hpcroll.errors import ShardCorruptError, ShardError
-from hpcroll.shards.frames import FrameKind, Header, is_sound, join_frames, open_frame, parse_header
+from hpcroll.shards.format.frames import FrameKind, Header, is_sound, join_frames, open_frame, parse_header
 
 _BYTES_PER_TOKEN = 4 + 4 + 1 + 1
 _WITHOUT_TEXT = {"calls": {"__all__": {"messages", "reply"}}}

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from hpcroll.contract import Flags, Floats, Ids, SegmentTokens
 from hpcroll.errors import ShardError
-from hpcroll.shards.codec import Summary
-from hpcroll.shards.stored import Place, StoredTrajectory
+from hpcroll.shards.format.codec import Summary
+from hpcroll.shards.format.place import Place
+from hpcroll.shards.format.stored import StoredTrajectory
 
 
 @dataclass(frozen=True, slots=True)

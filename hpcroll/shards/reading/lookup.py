@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from hpcroll.contract import RolloutRef
 from hpcroll.errors import ShardCorruptError, ShardError
 from hpcroll.fs.paths import RunPaths
-from hpcroll.shards.frames import Header
-from hpcroll.shards.shard_file import OpenShard, ShardName, committer, is_there, marks_of
-from hpcroll.shards.stored import Column, Place, StoredTrajectory, frames_of
+from hpcroll.shards.format.frames import Header
+from hpcroll.shards.format.place import Place
+from hpcroll.shards.format.stored import Column, StoredTrajectory, frames_of
+from hpcroll.shards.level0.scan import records_of, shards_of
+from hpcroll.shards.level0.shard_file import OpenShard, committer, marks_of
 
 
 def find_committed(
@@ -33,26 +35,6 @@ def find_committed(
         f"rollout {ref} is committed by {owner}, but no shard of it holds the record whole; run `hpcroll "
         f"shards verify {paths.root}`"
     )
-
-
-def records_of(shard: OpenShard) -> Iterator[tuple[int, Header]]:
-    """Every sound header of `shard` with its offset, damaged stretches passed over."""
-    offset: int | None = 0
-    while offset is not None and offset < shard.size:
-        header = shard.header_at(offset)
-        if header is None:
-            offset = shard.next_header_after(offset)
-        else:
-            yield offset, header
-            offset += header.record_bytes
-
-
-def shards_of(paths: RunPaths, incarnation: str) -> Iterator[ShardName]:
-    """The shards that the incarnation has opened, in order; none where it was never one of this run."""
-    index = 0
-    while is_there(paths.shard_file(incarnation, index)):
-        yield ShardName(incarnation, index)
-        index += 1
 
 
 def _candidates(paths: RunPaths, shard: OpenShard, ref: RolloutRef) -> Iterator[tuple[int, Header]]:

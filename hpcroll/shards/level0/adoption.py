@@ -6,10 +6,11 @@ from pathlib import Path
 
 from hpcroll.fs.atomic import publish, read_fresh
 from hpcroll.fs.paths import RunPaths
-from hpcroll.shards.commit_log import RecordAddress, pack_mark
-from hpcroll.shards.lookup import records_of, shards_of
-from hpcroll.shards.run_facts import read_run_facts
-from hpcroll.shards.shard_file import OpenShard, ShardName, committer, marks_of
+from hpcroll.shards.format.commit_log import RecordAddress, pack_mark
+from hpcroll.shards.format.place import ShardName
+from hpcroll.shards.format.run_facts import read_run_facts
+from hpcroll.shards.level0.scan import records_of, shards_of
+from hpcroll.shards.level0.shard_file import OpenShard, committer, marks_of
 
 
 def adopt(paths: RunPaths, incarnation_id: str) -> int:

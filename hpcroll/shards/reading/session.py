@@ -7,14 +7,15 @@ from typing import Any
 
 from hpcroll.errors import ConfigError
 from hpcroll.fs.paths import RunPaths
-from hpcroll.shards.codec import Summary
-from hpcroll.shards.feed import Feed, Following
-from hpcroll.shards.freshness import Freshness
-from hpcroll.shards.groups import Group, GroupAssembly, GroupRule, ReadyGroup, place_of
-from hpcroll.shards.packing import Batch, Packer, rows_of
-from hpcroll.shards.run_facts import RunFacts
-from hpcroll.shards.selection import Selection
-from hpcroll.shards.stored import Column, StoredTrajectory
+from hpcroll.shards.format.codec import Summary
+from hpcroll.shards.format.place import place_of
+from hpcroll.shards.format.run_facts import RunFacts
+from hpcroll.shards.format.stored import Column, StoredTrajectory
+from hpcroll.shards.reading.batches import Batch, Packer, rows_of
+from hpcroll.shards.reading.feed import Feed, Following
+from hpcroll.shards.reading.freshness import Freshness
+from hpcroll.shards.reading.groups import Group, GroupAssembly, GroupRule, ReadyGroup
+from hpcroll.shards.reading.selection import Selection
 
 _TOKENS = frozenset({Column.TOKENS})
 

@@ -1,0 +1,1 @@
+"""What bytes mean: records, marks and where they lie, without any file."""

@@ -1,0 +1,1 @@
+"""Level 1: packed shards, sorted by group."""
