@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
-from hpcroll.contract import SegmentTokens, Status, Trajectory, TrajectoryRecord
+from hpcroll.contract import RolloutRef, SegmentTokens, Status, Trajectory, TrajectoryRecord
 from hpcroll.errors import ShardError
 from hpcroll.shards.format.codec import Summary, read_record, read_summary, read_tokens
 from hpcroll.shards.format.frames import FrameKind, Header
@@ -36,26 +37,55 @@ def frames_of(columns: Collection[Column]) -> frozenset[FrameKind]:
     return frozenset({FrameKind.SUMMARY, *(_FRAMES[column] for column in columns)})
 
 
+class Source(Protocol):
+    """The columns of one committed record, decoded when asked for; `ShardCorruptError` where the bytes are not
+    as written. Each level has one."""
+
+    def summary(self) -> Summary: ...
+
+    def tokens(self) -> tuple[SegmentTokens, ...]:
+        """One per segment, read-only."""
+        ...
+
+    def record(self, *, text: bool) -> TrajectoryRecord:
+        """The record; its calls hold messages and replies only with `text`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBytes:
+    """The columns of a level-0 record: its header, and its bytes at least up to the columns that are asked for."""
+
+    header: Header
+    data: bytes
+
+    def summary(self) -> Summary:
+        return read_summary(self.header, self.data)
+
+    def tokens(self) -> tuple[SegmentTokens, ...]:
+        return read_tokens(self.header, self.summary(), self.data)
+
+    def record(self, *, text: bool) -> TrajectoryRecord:
+        return read_record(self.header, self.data, text=text)
+
+
 @dataclass(slots=True)
 class StoredTrajectory:
     """One committed record. `tokens` and `record` decode on first use and raise `ShardCorruptError` where
     the bytes are not as written (a reader has checked those that it was asked for)."""
 
     place: Place
-    header: Header
+    ref: RolloutRef
+    attempt: int
     columns: frozenset[Column]
-    _data: bytes
+    source: Source = field(repr=False)
     _summary: Summary | None = field(default=None, repr=False)
     _tokens: tuple[SegmentTokens, ...] | None = field(default=None, repr=False)
     _record: TrajectoryRecord | None = field(default=None, repr=False)
 
     @property
     def rollout_id(self) -> str:
-        return self.header.ref.rollout_id
-
-    @property
-    def attempt(self) -> int:
-        return self.header.attempt
+        return self.ref.rollout_id
 
     @property
     def incarnation(self) -> str:
@@ -65,7 +95,7 @@ class StoredTrajectory:
     def summary(self) -> Summary:
         """What filters and packing ask for: reward, status, group, weights, policy versions."""
         if self._summary is None:
-            self._summary = read_summary(self.header, self._data)
+            self._summary = self.source.summary()
         return self._summary
 
     @property
@@ -89,7 +119,7 @@ class StoredTrajectory:
         """The token arrays, one per segment: read-only views of one buffer."""
         self._require(Column.TOKENS)
         if self._tokens is None:
-            self._tokens = read_tokens(self.header, self.summary, self._data)
+            self._tokens = self.source.tokens()
         return self._tokens
 
     @property
@@ -97,7 +127,7 @@ class StoredTrajectory:
         """The record; its calls hold messages and replies only where the column `text` was read."""
         self._require(Column.RECORD)
         if self._record is None:
-            self._record = read_record(self.header, self._data, text=Column.TEXT in self.columns)
+            self._record = self.source.record(text=Column.TEXT in self.columns)
         return self._record
 
     def trajectory(self) -> Trajectory:
@@ -111,3 +141,8 @@ class StoredTrajectory:
             raise ShardError(
                 f"rollout {self.rollout_id}: column {column} was not read; add it to the columns of open_run"
             )
+
+
+def stored_record(place: Place, header: Header, columns: frozenset[Column], data: bytes) -> StoredTrajectory:
+    """The level-0 record of `header` at `place`."""
+    return StoredTrajectory(place, header.ref, header.attempt, columns, RecordBytes(header, data))

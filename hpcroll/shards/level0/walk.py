@@ -10,7 +10,7 @@ from hpcroll.fs.paths import RunPaths
 from hpcroll.shards.format.commit_log import RecordAddress
 from hpcroll.shards.format.frames import Header
 from hpcroll.shards.format.place import Place, ShardName
-from hpcroll.shards.format.stored import Column, StoredTrajectory, frames_of
+from hpcroll.shards.format.stored import Column, StoredTrajectory, frames_of, stored_record
 from hpcroll.shards.level0.shard_file import OpenShard, committer, is_finished, marks_of
 
 
@@ -127,7 +127,7 @@ class ShardWalk:
         data = shard.frames_at(offset, header, frames_of(self.columns))
         if data is None:
             return None
-        return StoredTrajectory(Place(self.name, offset), header, self.columns, data)
+        return stored_record(Place(self.name, offset), header, self.columns, data)
 
     def _give_up(self, offset: int, *, committed: bool) -> None:
         self.pending.remove(offset)

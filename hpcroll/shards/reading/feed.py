@@ -11,7 +11,7 @@ from hpcroll.errors import ConfigError, ShardCorruptError
 from hpcroll.fs.atomic import read_fresh
 from hpcroll.fs.paths import RunPaths
 from hpcroll.shards.format.place import Place, ShardName
-from hpcroll.shards.format.stored import Column, StoredTrajectory, frames_of
+from hpcroll.shards.format.stored import Column, StoredTrajectory, frames_of, stored_record
 from hpcroll.shards.level0.shard_file import OpenShard, is_finished, list_shards
 from hpcroll.shards.level0.walk import ReadCounts, ShardWalk
 
@@ -80,7 +80,7 @@ class Feed:
                 f"{self._paths.shard_file(place.shard.incarnation, place.shard.index)}: the record at "
                 f"{place.offset} was readable and is not any more; run `hpcroll shards verify`"
             )
-        return StoredTrajectory(place, header, columns, data)
+        return stored_record(place, header, columns, data)
 
     def state(self) -> dict[str, Any]:
         """The position, as JSON: per shard the bytes passed and the offsets that may still be committed."""

@@ -9,7 +9,7 @@ from hpcroll.errors import ShardCorruptError, ShardError
 from hpcroll.fs.paths import RunPaths
 from hpcroll.shards.format.frames import Header
 from hpcroll.shards.format.place import Place
-from hpcroll.shards.format.stored import Column, StoredTrajectory, frames_of
+from hpcroll.shards.format.stored import Column, StoredTrajectory, frames_of, stored_record
 from hpcroll.shards.level0.scan import records_of, shards_of
 from hpcroll.shards.level0.shard_file import OpenShard, committer, marks_of
 
@@ -30,7 +30,7 @@ def find_committed(
             for offset, header in _candidates(paths, shard, ref):
                 data = shard.frames_at(offset, header, kinds)
                 if data is not None:
-                    return StoredTrajectory(Place(name, offset), header, columns, data)
+                    return stored_record(Place(name, offset), header, columns, data)
     raise ShardCorruptError(
         f"rollout {ref} is committed by {owner}, but no shard of it holds the record whole; run `hpcroll "
         f"shards verify {paths.root}`"
