@@ -23,7 +23,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[ShardRun, list[R
 
 def delivered(run: ShardRun, *, trusted: bool) -> tuple[list[int], int]:
     reader = open_run(run.paths.root, trust_marks=trusted)
-    return [item.header.ref.ordinal for item in reader], reader.counts.corrupt
+    return [item.ref.ordinal for item in reader], reader.counts.corrupt
 
 
 @pytest.mark.parametrize("trusted", [False, True])

@@ -92,11 +92,11 @@ def assert_reads_what_is_done(run: ShardRun) -> None:
     done = committed(run)
     for trusted in (False, True):
         reader = open_run(run.paths.root, trust_marks=trusted)
-        delivered = [(item.header.ref.ordinal, item.incarnation) for item in reader]
+        delivered = [(item.ref.ordinal, item.incarnation) for item in reader]
         assert sorted(delivered) == sorted(done.items())
         assert reader.counts.committed_lost == 0
     for item in open_run(run.paths.root):
-        n = item.header.ref.ordinal
+        n = item.ref.ordinal
         assert item.record == trajectory(n, incarnation=item.incarnation, turns=2).record
     report = verify_run(run.paths.root)
     assert report.ok, report.problems
@@ -139,7 +139,7 @@ def test_two_writers_that_race_and_a_follower_see_every_rollout_once(run: ShardR
     )
     for item in follower:
         assert (
-            item.record == trajectory(item.header.ref.ordinal, incarnation=item.incarnation, turns=2).record
+            item.record == trajectory(item.ref.ordinal, incarnation=item.incarnation, turns=2).record
         )
         seen.append(item.rollout_id)
         if len(seen) == ROLLOUTS:

@@ -35,7 +35,7 @@ def test_unmarked_committed_records_are_indexed_once(run: ShardRun) -> None:
     assert marked(run) == [0, 1, 2, 3]
     assert run.paths.commit_log("w0", 0).read_bytes() == log
     assert run.paths.shard_file("w0", 0).read_bytes() == shard
-    assert [item.header.ref.ordinal for item in open_run(run.paths.root, trust_marks=True)] == [0, 1, 2, 3]
+    assert [item.ref.ordinal for item in open_run(run.paths.root, trust_marks=True)] == [0, 1, 2, 3]
 
 
 def test_records_that_lost_or_are_torn_are_left_out(run: ShardRun) -> None:
@@ -81,7 +81,7 @@ def test_owner_that_was_only_paused_goes_on(run: ShardRun) -> None:
         assert adopt(run.paths, "w0") == 1
         writer.mark(addresses)
         run.commit(writer, "w0", [1])
-    assert [item.header.ref.ordinal for item in open_run(run.paths.root)] == [0, 1]
+    assert [item.ref.ordinal for item in open_run(run.paths.root)] == [0, 1]
     assert adopt(run.paths, "w0") == 0
 
 

@@ -28,14 +28,14 @@ def run(tmp_path: Path) -> ShardRun:
 
 
 def ordinals(stored: Any) -> list[int]:
-    return [item.header.ref.ordinal for item in stored]
+    return [item.ref.ordinal for item in stored]
 
 
 def test_what_was_committed_is_read_whole(run: ShardRun) -> None:
     with run.writer("w0") as writer:
         run.commit(writer, "w0", range(10))
     for stored in open_run(run.paths.root):
-        expected = trajectory(stored.header.ref.ordinal)
+        expected = trajectory(stored.ref.ordinal)
         assert stored.record == expected.record
         assert stored.trajectory().record.calls[0].messages == expected.record.calls[0].messages
         assert (stored.reward, stored.status) == (expected.record.reward, expected.record.status)

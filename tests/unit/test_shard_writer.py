@@ -69,7 +69,7 @@ def test_full_shard_is_followed_by_the_next(run: ShardRun) -> None:
     assert max(sizes) <= 1 << 20
     marks = [parse_marks(run.paths.commit_log("w0", index).read_bytes())[0] for index in (0, 1)]
     assert [*marks[0], *marks[1]] == addresses
-    assert [item.header.ref.ordinal for item in open_run(run.paths.root)] == list(range(20))
+    assert [item.ref.ordinal for item in open_run(run.paths.root)] == list(range(20))
 
 
 def test_write_that_the_file_system_refuses_leaves_no_record(run: ShardRun) -> None:
@@ -81,7 +81,7 @@ def test_write_that_the_file_system_refuses_leaves_no_record(run: ShardRun) -> N
         assert writer.path.stat().st_size == size
         # The same rollout may be appended again: its first record never was.
         run.commit(writer, "w0", [1, 2])
-        assert [stored.header.ref.ordinal for stored in open_run(run.paths.root)] == [0, 1, 2]
+        assert [stored.ref.ordinal for stored in open_run(run.paths.root)] == [0, 1, 2]
 
 
 def test_failed_fsync_ends_the_writer(run: ShardRun) -> None:
@@ -104,7 +104,7 @@ def test_failed_fsync_ends_the_writer(run: ShardRun) -> None:
         for refused in (writer.sync, lambda: writer.append(trajectory(2))):
             with pytest.raises(ShardError, match="fsync failed"):
                 refused()
-    assert [stored.header.ref.ordinal for stored in open_run(run.paths.root)] == [0]
+    assert [stored.ref.ordinal for stored in open_run(run.paths.root)] == [0]
 
 
 def test_owner_only_permissions_and_names(run: ShardRun) -> None:
@@ -135,6 +135,6 @@ def test_appends_from_many_threads_do_not_mix(run: ShardRun) -> None:
         for thread in threads:
             thread.join()
     stored = list(open_run(run.paths.root))
-    assert sorted(item.header.ref.ordinal for item in stored) == list(range(40))
+    assert sorted(item.ref.ordinal for item in stored) == list(range(40))
     for item in stored:
-        assert item.record == trajectory(item.header.ref.ordinal, turns=2).record
+        assert item.record == trajectory(item.ref.ordinal, turns=2).record

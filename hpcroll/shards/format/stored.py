@@ -38,8 +38,10 @@ def frames_of(columns: Collection[Column]) -> frozenset[FrameKind]:
 
 
 class Source(Protocol):
-    """The columns of one committed record, decoded when asked for; `ShardCorruptError` where the bytes are not
-    as written. Each level has one."""
+    """The columns of one committed record, decoded when asked for; each level has its own.
+
+    Raises `ShardCorruptError` where the bytes are not as written.
+    """
 
     def summary(self) -> Summary: ...
 
@@ -54,7 +56,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RecordBytes:
-    """The columns of a level-0 record: its header, and its bytes at least up to the columns that are asked for."""
+    """A level-0 record: its header, and its bytes at least up to the columns that are asked for."""
 
     header: Header
     data: bytes
