@@ -8,25 +8,10 @@ from enum import StrEnum
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, JsonValue
 
 from hpcroll.contract.schema import Frozen, Record
-
-Ids = NDArray[np.uint32]
-Floats = NDArray[np.float32]
-Flags = NDArray[np.uint8]
-
-
-class LogprobKind(StrEnum):
-    """Of which distribution a log-probability is."""
-
-    SAMPLING = "sampling"
-    """Of the very distribution the token was drawn from."""
-    RAW = "raw"
-    """Of the model's distribution at temperature 1, before penalties and truncation."""
-    NONE = "none"
-    """The engine returned none."""
+from hpcroll.contract.tokens import Floats, Ids, LogprobKind
 
 
 class CallPurpose(StrEnum):

@@ -9,11 +9,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpcroll.contract.call import Call, Flags, LogprobKind, RecordedCall
-from hpcroll.contract.trajectory import CallSpan, Segment, SegmentTokens, Trajectory, TrajectoryRecord
+from hpcroll.contract.tokens import Flags, LogprobKind, SegmentTokens, Trajectory
+
+if TYPE_CHECKING:
+    from hpcroll.contract.call import Call, RecordedCall
+    from hpcroll.contract.trajectory import CallSpan, Segment, TrajectoryRecord
 
 _WEIGHT_TOLERANCE = 1e-6
 _DTYPES = {"ids": np.uint32, "sampled": np.uint8, "loss_mask": np.uint8, "logprobs": np.float32}

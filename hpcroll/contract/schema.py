@@ -7,24 +7,12 @@ refuses unknown fields otherwise, because there they are typing errors of a pers
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from hpcroll.contract.canonical import canonical_json, parse_version, sha256_hex
 from hpcroll.errors import SchemaVersionError
-
-_VERSION = re.compile(r"^(\d{1,4})\.(\d{1,4})$")
-
-
-def parse_version(text: str) -> tuple[int, int]:
-    """The (major, minor) of a schema version; raises `SchemaVersionError` for anything else."""
-    match = _VERSION.match(text) if isinstance(text, str) else None
-    if match is None:
-        raise SchemaVersionError(f"schema_version {text!r} is not of the form MAJOR.MINOR")
-    return int(match[1]), int(match[2])
 
 
 class Frozen(BaseModel):
@@ -73,13 +61,3 @@ class Record(Frozen):
     def digest(self) -> str:
         """SHA-256 (hex) of the canonical JSON."""
         return sha256_hex(self.to_json().encode())
-
-
-def canonical_json(value: Any) -> str:
-    """One text per value: sorted keys, no spaces, ASCII, no NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def sha256_hex(data: bytes) -> str:
-    """SHA-256 of `data`, as 64 hexadecimal digits."""
-    return hashlib.sha256(data).hexdigest()

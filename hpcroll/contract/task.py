@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, JsonValue, StringConstraints
 
+from hpcroll.contract.ref import RolloutRef, group_id
 from hpcroll.contract.schema import Frozen, Record
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -41,29 +42,6 @@ class Task(Record):
         return self.model_dump(mode="json", exclude={"metadata"})
 
 
-class RolloutRef(Frozen):
-    """Names one rollout of a run: the n-th of a manifest segment."""
-
-    segment: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
-    ordinal: int = Field(ge=0, lt=2**32)
-
-    @property
-    def rollout_id(self) -> str:
-        """`<segment>/<ordinal>`, unique within the run."""
-        return f"{self.segment}/{self.ordinal}"
-
-    @classmethod
-    def parse(cls, rollout_id: str) -> RolloutRef:
-        """The inverse of `rollout_id`; raises `ValueError` for anything else."""
-        segment, slash, ordinal = rollout_id.partition("/")
-        if not slash or not ordinal.isdecimal():
-            raise ValueError(f"{rollout_id!r} is not a rollout id: expected SEGMENT/ORDINAL")
-        return cls(segment=segment, ordinal=int(ordinal))
-
-    def __str__(self) -> str:
-        return self.rollout_id
-
-
 class Rollout(Frozen):
     """One sample of one task, as a worker gets it."""
 
@@ -80,8 +58,3 @@ class Rollout(Frozen):
     def group_id(self) -> str:
         """`<segment>/g<task index>`: the samples of one task that are compared with each other."""
         return group_id(self.ref, self.group_size)
-
-
-def group_id(ref: RolloutRef, group_size: int) -> str:
-    """The group of rollout `ref`, in a segment with `group_size` samples of each task."""
-    return f"{ref.segment}/g{ref.ordinal // group_size}"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
 from pydantic import Field, JsonValue
 
-from hpcroll.contract.call import Call, Flags, Floats, Ids
+from hpcroll.contract.call import Call
 from hpcroll.contract.schema import Frozen, Record
 from hpcroll.contract.status import EndReason, FailureClass, Stage, Status, StopReason
 from hpcroll.contract.verdict import Verdict
@@ -224,34 +223,3 @@ class TrajectoryRecord(Record):
     """None where the server rendered unseen."""
     extra: dict[str, JsonValue] = Field(default_factory=dict)
     """Further columns; readers ignore what they do not know."""
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentTokens:
-    """Token arrays of one segment, all of shape (T,) and on the same axis: entry i is of token i.
-
-    `ids` uint32; `sampled` uint8, 1 where a policy sampled the token; `loss_mask` uint8, what the
-    configured view trains on, a subset of `sampled`; `logprobs` float32, finite where sampled, NaN
-    elsewhere.
-    """
-
-    ids: Ids
-    sampled: Flags
-    loss_mask: Flags
-    logprobs: Floats
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-
-@dataclass(frozen=True, slots=True)
-class Trajectory:
-    """A record and its token arrays, `tokens[i]` those of `record.segments[i]`."""
-
-    record: TrajectoryRecord
-    tokens: tuple[SegmentTokens, ...]
-
-    @property
-    def action_tokens(self) -> int:
-        """How many tokens a policy sampled."""
-        return sum(int(segment.sampled.sum()) for segment in self.tokens)

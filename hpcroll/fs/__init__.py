@@ -1,5 +1,9 @@
 """The shared file system: names, atomic writes, probes and node-local locks."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from hpcroll.fs.atomic import (
     fsync_directory,
     list_names,
@@ -12,7 +16,19 @@ from hpcroll.fs.atomic import (
 from hpcroll.fs.links import claim_name, read_token
 from hpcroll.fs.mounts import filesystem_type, is_node_local
 from hpcroll.fs.paths import FANOUT_BITS, RunPaths
-from hpcroll.fs.probe import FilesystemProbe, probe_filesystem
+
+if TYPE_CHECKING:
+    from hpcroll.fs.probe import FilesystemProbe, probe_filesystem
+
+
+def __getattr__(name: str) -> Any:
+    # A probe's result is a model, and building models costs more than all else that a reader imports.
+    if name not in ("FilesystemProbe", "probe_filesystem"):
+        raise AttributeError(f"module 'hpcroll.fs' has no attribute {name!r}")
+    from hpcroll.fs import probe
+
+    return getattr(probe, name)
+
 
 __all__ = [
     "FANOUT_BITS",

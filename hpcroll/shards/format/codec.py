@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic_core import PydanticSerializationError, to_json
 
-from hpcroll.contract import RolloutRef, SegmentTokens, Trajectory, TrajectoryRecord
+from hpcroll.contract import RolloutRef, SegmentTokens, Trajectory
 from hpcroll.errors import ShardCorruptError, ShardError
 from hpcroll.shards.format.frames import FrameKind, Header, is_sound, join_frames, open_frame, parse_header
 
+if TYPE_CHECKING:
+    from hpcroll.contract import TrajectoryRecord
+
 _BYTES_PER_TOKEN = 4 + 4 + 1 + 1
-_WITHOUT_TEXT = {"calls": {"__all__": {"messages", "reply"}}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +64,13 @@ def encode_trajectory(trajectory: Trajectory, *, level: int = 3) -> bytes:
         ref = RolloutRef.parse(record.rollout_id)
     except ValueError as error:
         raise ShardError(f"rollout {record.rollout_id!r} cannot be stored: {error}") from error
+    from hpcroll.shards.format.record_json import record_bytes, text_bytes
+
     frames = {
-        FrameKind.SUMMARY: _json_bytes(asdict(_summary(record))),
+        FrameKind.SUMMARY: json.dumps(asdict(_summary(record)), separators=(",", ":")).encode(),
         FrameKind.TOKENS: _tokens_bytes(trajectory),
-        FrameKind.RECORD: _record_bytes(record),
-        FrameKind.TEXT: _json_bytes([[call.messages, call.reply] for call in record.calls]),
+        FrameKind.RECORD: record_bytes(record),
+        FrameKind.TEXT: text_bytes(record),
     }
     return join_frames(ref, record.attempt, frames, level=level)
 
@@ -85,7 +88,7 @@ def decode_trajectory(data: bytes) -> Trajectory:
 
 def read_summary(header: Header, data: bytes) -> Summary:
     """The summary column of a record."""
-    fields: dict[str, Any] = _from_json(open_frame(header, FrameKind.SUMMARY, data))
+    fields: dict[str, Any] = json.loads(open_frame(header, FrameKind.SUMMARY, data))
     known = ((name, fields[name]) for name in Summary.__dataclass_fields__)
     values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in known}
     return Summary(**values)
@@ -108,12 +111,10 @@ def read_tokens(header: Header, summary: Summary, data: bytes) -> tuple[SegmentT
 
 def read_record(header: Header, data: bytes, *, text: bool) -> TrajectoryRecord:
     """The record; its calls have messages and replies only with `text`, which decompresses that column."""
-    fields = _from_json(open_frame(header, FrameKind.RECORD, data))
-    if text:
-        texts = _from_json(open_frame(header, FrameKind.TEXT, data))
-        for call, (messages, reply) in zip(fields["calls"], texts, strict=True):
-            call["messages"], call["reply"] = messages, reply
-    return TrajectoryRecord.model_validate(fields)
+    from hpcroll.shards.format.record_json import parse_record
+
+    raw = open_frame(header, FrameKind.RECORD, data)
+    return parse_record(raw, open_frame(header, FrameKind.TEXT, data) if text else None)
 
 
 def _summary(record: TrajectoryRecord) -> Summary:
@@ -151,22 +152,3 @@ def _tokens_bytes(trajectory: Trajectory) -> bytes:
     if any([len(part) for part in parts] != lengths for _, parts in columns):
         raise ShardError(f"rollout {record.rollout_id}: its token arrays do not match its segments' lengths")
     return b"".join(np.ascontiguousarray(part, dtype).tobytes() for dtype, parts in columns for part in parts)
-
-
-def _record_bytes(record: TrajectoryRecord) -> bytes:
-    try:
-        return record.model_dump_json(exclude=_WITHOUT_TEXT).encode()
-    except PydanticSerializationError:  # a lone surrogate, see _json_bytes
-        return _json_bytes(record.model_dump(mode="json", exclude=_WITHOUT_TEXT))
-
-
-def _json_bytes(value: Any) -> bytes:
-    try:
-        return to_json(value)
-    except PydanticSerializationError:
-        # An agent's text may hold a lone surrogate, and a commit must not fail on it.
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
-
-
-def _from_json(raw: bytes) -> Any:
-    return json.loads(raw.decode("utf-8", "surrogatepass"))

@@ -65,6 +65,6 @@ def parse_marks(data: bytes, *, only: RolloutRef | None = None) -> tuple[list[Re
             damaged += 1
             continue
         _, shard, offset, length, segment, ordinal, attempt, record_checksum = _ENTRY.unpack(entry)
-        ref = RolloutRef.model_construct(segment=segment.hex(), ordinal=ordinal)
+        ref = RolloutRef(segment.hex(), ordinal)
         marks.append(RecordAddress(shard, offset, length, ref, attempt, record_checksum))
     return marks, damaged

@@ -127,7 +127,7 @@ def parse_header(data: bytes | memoryview) -> Header | None:
         kind, _, stored, raw, digest = _FRAME.unpack_from(data, _FIXED.size + index * _FRAME.size)
         frames.append(Frame(kind, start, stored, raw, digest))
         start += stored
-    ref = RolloutRef.model_construct(segment=segment.hex(), ordinal=ordinal)
+    ref = RolloutRef(segment.hex(), ordinal)
     header_bytes = end + _CHECKSUM.size
     return Header(ref, attempt, tuple(frames), header_bytes, header_bytes + body, checksum)
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from hpcroll.contract import RolloutRef, SegmentTokens, Status, Trajectory, TrajectoryRecord
+from hpcroll.contract import RolloutRef, SegmentTokens, Status, Trajectory
 from hpcroll.errors import ShardError
 from hpcroll.shards.format.codec import Summary, read_record, read_summary, read_tokens
 from hpcroll.shards.format.frames import FrameKind, Header
 from hpcroll.shards.format.place import Place
+
+if TYPE_CHECKING:
+    from hpcroll.contract import TrajectoryRecord
 
 
 class Column(StrEnum):
