@@ -403,6 +403,7 @@ def test_reader_imports_fast_and_without_the_rollout_side() -> None:
         "import sys, time; start = time.thread_time(); import hpcroll.shards\n"
         "print(time.thread_time() - start)\n"
         "heavy = {'submitit', 'spython', 'filelock', 'aiohttp', 'torch', 'yaml', 'typer', 'rich'}\n"
+        "heavy.add('pydantic')  # its models alone cost more than numpy\n"
         "print(*heavy.intersection(sys.modules))"
     )
     took_s = []
