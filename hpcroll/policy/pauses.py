@@ -1,8 +1,6 @@
 """Pauses: no new model call is admitted while one is in force.
 
-A chain of immutable files gives the changes one order, as it does to versions; `policy/admission/now` is
-replaced by the newest of them. Gateways read that one name only. It exists from the first worker's start on
-and is never deleted: a name that a network file system has cached as missing would be seen too late.
+They are one state of the run, `policy/admission/now`, see `state_chain`.
 """
 
 from __future__ import annotations
@@ -11,15 +9,15 @@ import getpass
 import os
 import socket
 import time
-from collections.abc import Callable
 from enum import StrEnum
 from typing import ClassVar
 
 from pydantic import Field, ValidationError
 
-from hpcroll.contract import Frozen, Name, Record
-from hpcroll.errors import ConfigError, CorruptRecordError
-from hpcroll.fs import RunPaths, make_directories, publish, read_fresh, replace
+from hpcroll.contract import Frozen, Name
+from hpcroll.errors import ConfigError
+from hpcroll.fs import RunPaths
+from hpcroll.policy.state_chain import ChainState, StateChain
 
 
 class PauseMode(StrEnum):
@@ -48,12 +46,11 @@ class Pause(Frozen):
     """Unix seconds on the maker's node; for people, never compared."""
 
 
-class AdmissionState(Record):
+class AdmissionState(ChainState):
     """The pauses in force after the `generation`-th change."""
 
     SCHEMA: ClassVar[str] = "1.0"
 
-    generation: int = Field(ge=0)
     pauses: tuple[Pause, ...] = ()
 
     def find(self, name: str) -> Pause | None:
@@ -61,35 +58,30 @@ class AdmissionState(Record):
         return next((pause for pause in self.pauses if pause.name == name), None)
 
 
-_OPEN = AdmissionState(generation=0)
-
-
 class Pauses:
     """The pauses of one run: read by gateways, changed by trainers and operators. For one thread."""
 
     def __init__(self, paths: RunPaths) -> None:
-        self._paths = paths
-        self._newest = _OPEN
+        self._chain = StateChain(
+            AdmissionState(),
+            now=paths.admission_now,
+            change=paths.admission_change,
+            what="a state of admission",
+        )
 
     def prepare(self) -> None:
         """Makes the name exist that gateways read; for the start of a worker."""
-        make_directories([self._paths.admission_now.parent])
-        publish(self._paths.admission_now, _OPEN.to_json().encode())
+        self._chain.prepare()
 
     def read(self) -> AdmissionState:
         """The state in force. Opens one file, and never goes back behind what this object has seen."""
-        data = read_fresh(self._paths.admission_now)
-        if data is not None:
-            state = self._parse(data, str(self._paths.admission_now))
-            if state.generation > self._newest.generation:
-                self._newest = state
-        return self._newest
+        return self._chain.read()
 
     def put(self, name: str, *, mode: PauseMode, drain_s: float, max_s: float) -> Pause:
         """Sets or renews the pause of party `name`; durable and visible on return."""
         made_by = f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}"
 
-        def add(state: AdmissionState) -> tuple[Pause, ...]:
+        def add(state: AdmissionState) -> AdmissionState:
             try:
                 pause = Pause(
                     name=name,
@@ -102,9 +94,10 @@ class Pauses:
                 )
             except ValidationError as error:
                 raise ConfigError(f"pause {name!r} cannot be set: {error}") from error
-            return (*(other for other in state.pauses if other.name != name), pause)
+            others = tuple(other for other in state.pauses if other.name != name)
+            return state.model_copy(update={"pauses": (*others, pause)})
 
-        pause = self._change(add).find(name)
+        pause = self._chain.change(add).find(name)
         assert pause is not None, "the change that was made holds it"
         return pause
 
@@ -115,7 +108,7 @@ class Pauses:
         """
         lifted = False
 
-        def remove(state: AdmissionState) -> tuple[Pause, ...]:
+        def remove(state: AdmissionState) -> AdmissionState:
             nonlocal lifted
             left = tuple(
                 pause
@@ -124,44 +117,7 @@ class Pauses:
                 or (serial is not None and pause.serial != serial)
             )
             lifted = left != state.pauses
-            return left
+            return state.model_copy(update={"pauses": left})
 
-        self._change(remove)
+        self._chain.change(remove)
         return lifted
-
-    def _change(self, edit: Callable[[AdmissionState], tuple[Pause, ...]]) -> AdmissionState:
-        make_directories([self._paths.admission_now.parent])
-        while True:
-            state = self._walk()
-            pauses = edit(state)
-            if pauses != state.pauses:
-                # One winner per place: whoever loses it looks at the winner's change before it goes on.
-                changed = AdmissionState(generation=state.generation + 1, pauses=pauses)
-                path = self._paths.admission_change(changed.generation)
-                if not publish(path, changed.to_json().encode()):
-                    continue
-                state = changed
-            self._repair_now()
-            return state
-
-    def _walk(self) -> AdmissionState:
-        """The last change of the chain; the name `now` may be behind it where its writer died."""
-        state = self.read()
-        while (data := read_fresh(path := self._paths.admission_change(state.generation + 1))) is not None:
-            state = self._newest = self._parse(data, str(path))
-        return state
-
-    def _repair_now(self) -> None:
-        while True:
-            newest = self._walk()
-            data = newest.to_json().encode()
-            if read_fresh(self._paths.admission_now) == data:
-                return
-            replace(self._paths.admission_now, data)
-
-    @staticmethod
-    def _parse(data: bytes, where: str) -> AdmissionState:
-        try:
-            return AdmissionState.from_json(data)
-        except ValidationError as error:
-            raise CorruptRecordError(f"{where} is not a state of admission: {error}") from error
