@@ -15,12 +15,18 @@ journal/<incarnation>                         model calls, before the agent sees
 events/<incarnation>.jsonl                    stage transitions, timings, failures
 shards/<incarnation>.<i>.shard | .log         trajectory records and their commit log
 adopt/<incarnation>.<i>.<g>                   an adopter's index of a dead incarnation's shard
+packs/<g>                                     manifest of the g-th packed shard: its file and inputs
+packs/<g>-<token>.pack                        the data of a pack that was made to become the g-th
+readers/<trainer>/cursor                      how far a named follower has come; replaced now and then
+readers/<trainer>/<branch>/<n>                the plan of its n-th step: created once, the same for every rank
 cancel/ drain/ hold/                          the operator's wishes, as names
 policy/versions/<g>                           the g-th version that was published
 policy/latest.<name>                          the newest version of policy <name>
 policy/endpoints/<id>.json | .beat            inference servers and their heartbeats
 policy/admission/<g> | now                    the g-th change of the pauses; the state in force
 policy/gates/<incarnation>                    what a worker's gateway last did about them
+policy/window/<g> | now                       the g-th change of the window; the state in force
+policy/replenish/<pool>/<g>                   the g-th line of a pool's ledger
 logs/                                         output of jobs and workers
 """
 
@@ -93,6 +99,14 @@ class RunPaths:
         return self.root / "adopt"
 
     @property
+    def packs(self) -> Path:
+        return self.root / "packs"
+
+    @property
+    def readers(self) -> Path:
+        return self.root / "readers"
+
+    @property
     def cancel(self) -> Path:
         return self.root / "cancel"
 
@@ -130,6 +144,8 @@ class RunPaths:
             self.events,
             self.shards,
             self.adopt,
+            self.packs,
+            self.readers,
             self.cancel,
             self.drain,
             self.hold,
@@ -138,6 +154,7 @@ class RunPaths:
             self.policy / "endpoints",
             self.policy / "gates",
             self.policy / "versions",
+            self.policy / "window",
             self.logs,
         )
 
@@ -171,6 +188,21 @@ class RunPaths:
     def adoption_file(self, incarnation: str, index: int, generation: int) -> Path:
         return self.adopt / f"{incarnation}.{index}.{generation}"
 
+    def pack_manifest(self, generation: int) -> Path:
+        return self.packs / str(generation)
+
+    def pack_file(self, generation: int, token: str) -> Path:
+        return self.packs / f"{generation}-{token}.pack"
+
+    def reader_directory(self, trainer: str) -> Path:
+        return self.readers / quote(trainer, safe="")
+
+    def reader_cursor(self, trainer: str) -> Path:
+        return self.reader_directory(trainer) / "cursor"
+
+    def plan_file(self, trainer: str, branch: str, step: int) -> Path:
+        return self.reader_directory(trainer) / branch / str(step)
+
     def policy_version(self, generation: int) -> Path:
         return self.policy / "versions" / str(generation)
 
@@ -190,6 +222,20 @@ class RunPaths:
     @property
     def admission_now(self) -> Path:
         return self.policy / "admission" / "now"
+
+    def window_change(self, generation: int) -> Path:
+        return self.policy / "window" / str(generation)
+
+    @property
+    def window_now(self) -> Path:
+        return self.policy / "window" / "now"
+
+    @property
+    def pools(self) -> Path:
+        return self.policy / "replenish"
+
+    def pool_line(self, pool: str, number: int) -> Path:
+        return self.pools / pool / str(number)
 
     @property
     def gates(self) -> Path:

@@ -23,7 +23,8 @@ class Summary:
     """What filters, grouping and packing need of a record, without reading its other columns.
 
     The lists have one entry per segment. `version_low` and `version_high` bound the policy versions of
-    its sampled tokens, -1 where it has none.
+    its sampled tokens, -1 where it has none; `trained` counts the tokens of its loss mask, and is empty in
+    records that do not say.
     """
 
     incarnation: str
@@ -42,6 +43,7 @@ class Summary:
     weights: tuple[float, ...]
     version_low: tuple[int, ...]
     version_high: tuple[int, ...]
+    trained: tuple[int, ...] = ()
 
     @property
     def usable(self) -> bool:
@@ -67,7 +69,7 @@ def encode_trajectory(trajectory: Trajectory, *, level: int = 3) -> bytes:
     from hpcroll.shards.format.record_json import record_bytes, text_bytes
 
     frames = {
-        FrameKind.SUMMARY: json.dumps(asdict(_summary(record)), separators=(",", ":")).encode(),
+        FrameKind.SUMMARY: json.dumps(asdict(_summary(trajectory)), separators=(",", ":")).encode(),
         FrameKind.TOKENS: _tokens_bytes(trajectory),
         FrameKind.RECORD: record_bytes(record),
         FrameKind.TEXT: text_bytes(record),
@@ -89,6 +91,7 @@ def decode_trajectory(data: bytes) -> Trajectory:
 def read_summary(header: Header, data: bytes) -> Summary:
     """The summary column of a record."""
     fields: dict[str, Any] = json.loads(open_frame(header, FrameKind.SUMMARY, data))
+    fields.setdefault("trained", ())
     known = ((name, fields[name]) for name in Summary.__dataclass_fields__)
     values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in known}
     return Summary(**values)
@@ -117,7 +120,8 @@ def read_record(header: Header, data: bytes, *, text: bool) -> TrajectoryRecord:
     return parse_record(raw, open_frame(header, FrameKind.TEXT, data) if text else None)
 
 
-def _summary(record: TrajectoryRecord) -> Summary:
+def _summary(trajectory: Trajectory) -> Summary:
+    record = trajectory.record
     runs = [segment.policy_runs for segment in record.segments]
     first = next((run for segment in runs for run in segment), None)
     return Summary(
@@ -137,6 +141,7 @@ def _summary(record: TrajectoryRecord) -> Summary:
         weights=tuple(segment.weight for segment in record.segments),
         version_low=tuple(min((run.version_low for run in segment), default=-1) for segment in runs),
         version_high=tuple(max((run.version_high for run in segment), default=-1) for segment in runs),
+        trained=tuple(int(np.count_nonzero(tokens.loss_mask)) for tokens in trajectory.tokens),
     )
 
 
