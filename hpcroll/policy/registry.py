@@ -1,4 +1,4 @@
-"""Policy versions: a chain of immutable files, so that publications have one order for everyone."""
+"""The policy registry: what a trainer and an operator say and ask, in one place."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 
 from pydantic import ValidationError
 
-from hpcroll.contract.policy import PolicyVersion
-from hpcroll.errors import ConfigError, CorruptRecordError
-from hpcroll.fs.atomic import publish, read_fresh, replace
+from hpcroll.contract.policy import Branch, PolicyVersion
+from hpcroll.errors import ConfigError
 from hpcroll.fs.paths import RunPaths
 from hpcroll.policy.endpoints import DEFAULT_KIND, Endpoint, EndpointLease, EndpointWatch, register
 from hpcroll.policy.gates import GateWatch
+from hpcroll.policy.lineages import Lineage, base_of, lag, lineages
 from hpcroll.policy.pauses import Pause, PauseMode, Pauses
+from hpcroll.policy.versions import VersionChain
+from hpcroll.policy.window import Allowance, Window, WindowState, allowance
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class PauseOutcome:
 
 
 class PolicyRegistry:
-    """The policy versions, inference servers and pauses of one run. Not for several threads at once.
+    """The policy versions, inference servers, pauses and the window of one run. For one thread.
 
     `name`: the policy that is meant where a call names none.
     """
@@ -52,11 +53,11 @@ class PolicyRegistry:
     def __init__(self, paths: RunPaths, *, name: str = "policy") -> None:
         self._paths = paths
         self._name = name
-        self._chain: dict[int, PolicyVersion] = {}
-        """Entries read so far, by their place in the chain; immutable, so never read twice."""
+        self._versions = VersionChain(paths)
         self._watch = EndpointWatch(paths)
         self._pauses = Pauses(paths)
         self._gates = GateWatch(paths)
+        self._window = Window(paths)
 
     def publish(
         self,
@@ -66,12 +67,20 @@ class PolicyRegistry:
         digest: str | None = None,
         name: str | None = None,
         lineage: str = "main",
+        parent: tuple[str, int] | None = None,
+        settled: int | None = None,
+        dropped: int | None = None,
     ) -> PolicyVersion:
         """Makes `version` the newest of policy `name`; durable and visible on return.
 
         Publish before an engine loads the weights: then no call is recorded as of an older version than
-        it was. Publishing a version again with the same weights changes nothing. Raises `ConfigError`
-        where the lineage has that version with other weights, or a higher version.
+        it was. Publishing a version again with the same weights changes nothing. A trainer that restarts
+        from an older checkpoint names a new `lineage`, and as `parent` the lineage and version that it
+        restarted from. `settled` and `dropped` matter for a lineage's first version: what the trainer had
+        settled by then, as `settle` counts; where absent, what `settle` was last told.
+
+        Raises `ConfigError` where the lineage has that version with other weights, a higher version or
+        another parent, or where the parent was never published.
         """
         name = self._name if name is None else name
         try:
@@ -82,34 +91,88 @@ class PolicyRegistry:
                 weights=weights,
                 weights_digest=digest,
                 published_at=time.time(),
+                parent=None if parent is None else Branch(lineage=parent[0], version=parent[1]),
             )
         except ValidationError as error:
             raise ConfigError(f"policy {name!r} version {version!r} cannot be published: {error}") from error
-        while True:
-            known = self.versions()
-            published = _published_before(known, wanted)
-            if published is not None:
-                break
-            # One winner per place: whoever loses it looks at the winner's entry before it goes on.
-            if publish(self._paths.policy_version(len(known)), wanted.to_json().encode()):
-                published = wanted
-                break
-        self._repair_latest(name)
-        return published
+        state = self._window.read()
+        settled = state.settled if settled is None else settled
+        dropped = min(state.dropped, settled) if dropped is None else dropped
+
+        def complete(known: tuple[PolicyVersion, ...]) -> PolicyVersion:
+            base = base_of(known, wanted, settled=settled, dropped=dropped)
+            return wanted.model_copy(update={"base": base})
+
+        return self._versions.publish(wanted, complete)
 
     def versions(self) -> tuple[PolicyVersion, ...]:
         """Every published version of every policy, in order of publication."""
-        self._read_chain()
-        return tuple(self._chain[place] for place in range(len(self._chain)))
+        return self._versions.all()
 
     def latest(self, name: str | None = None) -> PolicyVersion | None:
         """The version of policy `name` that was published last; None where there is none.
 
         One file is opened, which a network file system answers with what its server holds now.
         """
-        path = self._paths.policy_latest(self._name if name is None else name)
-        data = read_fresh(path)
-        return None if data is None else self._parse(data, str(path))
+        return self._versions.latest(self._name if name is None else name)
+
+    def lineages(self, name: str | None = None) -> tuple[Lineage, ...]:
+        """The lineages of policy `name`, in order of their first publication, with their lag."""
+        return lineages(self._of(name))
+
+    def lag(self, version: int, *, lineage: str | None = None, name: str | None = None) -> int | None:
+        """How many versions `version` of `lineage` (where absent: the newest one's) is behind the newest.
+
+        Counted along the branches: across a restart from version 12, a version 10 is two behind that. None
+        where the newest version does not go back to it, or where the lineage is unknown.
+        """
+        mine = self._of(name)
+        if lineage is None:
+            lineage = mine[-1].lineage if mine else ""
+        return lag(mine, lineage, version)
+
+    def window(
+        self,
+        *,
+        groups: int | None = None,
+        versions: int | None = None,
+        groups_per_version: int | None = None,
+    ) -> WindowState:
+        """Lets workers start no group that is further ahead than this; durable and visible on return.
+
+        Groups are counted in submission order, from 0. Those below `settled + groups` may be started, and,
+        with `versions` and `groups_per_version`, below `(published + versions + 1) * groups_per_version`,
+        where `published` counts from the lineage's first version on. A started group always goes on to
+        its end. Saying the same again changes nothing, so that a trainer says it whenever it starts; other
+        numbers take the place of the old ones. Raises `ConfigError` for bounds that bound nothing.
+        """
+        return self._window.set(groups=groups, versions=versions, groups_per_version=groups_per_version)
+
+    def lift_window(self) -> bool:
+        """Lets workers start everything again; whether there was a window. What is settled stays."""
+        return self._window.lift()
+
+    def settle(self, settled: int, *, dropped: int | None = None) -> Allowance:
+        """Tells workers that the trainer is through with `settled` groups; what they may start then.
+
+        `settled` counts from the beginning of the run and never goes down: after a restart, saying it
+        again changes nothing. `dropped`: how many of those it did not train on (zero variance, too few
+        usable, stale); they take no place in `groups_per_version`. Raises `ConfigError` for numbers that
+        cannot be.
+        """
+        state = self._window.settle(settled, dropped=dropped)
+        allowed = allowance(state, self.latest())
+        if allowed.limit is not None and allowed.limit <= state.settled:
+            log.warning(
+                "window=exhausted settled=%d limit=%d: workers start nothing more until a version is "
+                "published (or tell settle what was dropped)",
+                *(state.settled, allowed.limit),
+            )
+        return allowed
+
+    def allowance(self) -> Allowance:
+        """What workers may start now."""
+        return allowance(self._window.read(), self.latest())
 
     def register_endpoint(
         self, url: str, served_name: str, *, version: int | None = None, kind: str = DEFAULT_KIND
@@ -191,46 +254,6 @@ class PolicyRegistry:
         """The pauses in force; one whose time is over counts until a gateway has noticed."""
         return self._pauses.read().pauses
 
-    def _read_chain(self) -> None:
-        while (data := read_fresh(self._paths.policy_version(len(self._chain)))) is not None:
-            place = len(self._chain)
-            self._chain[place] = self._parse(data, str(self._paths.policy_version(place)))
-
-    def _repair_latest(self, name: str) -> None:
-        """Points `latest` at the last entry of the chain, also where its publisher died before it could."""
-        while True:
-            mine = [entry for entry in self.versions() if entry.policy_name == name]
-            current = self.latest(name)
-            if not mine or current == mine[-1]:
-                return
-            replace(self._paths.policy_latest(name), mine[-1].to_json().encode())
-
-    @staticmethod
-    @lru_cache(maxsize=16)  # the latest one is read for every call, and seldom another than before
-    def _parse(data: bytes, where: str) -> PolicyVersion:
-        try:
-            return PolicyVersion.from_json(data)
-        except ValidationError as error:
-            raise CorruptRecordError(f"{where} is not a policy version: {error}") from error
-
-
-def _published_before(known: tuple[PolicyVersion, ...], wanted: PolicyVersion) -> PolicyVersion | None:
-    """The entry that `wanted` repeats, or None where it is new; raises `ConfigError` where it conflicts."""
-    line = [e for e in known if (e.policy_name, e.lineage) == (wanted.policy_name, wanted.lineage)]
-    for entry in line:
-        if entry.version == wanted.version:
-            if entry.same_weights(wanted):
-                return entry
-            raise ConfigError(
-                f"version {wanted.version} of policy {wanted.policy_name!r}, lineage {wanted.lineage!r}, was "
-                f"published with weights {entry.weights!r} (digest {entry.weights_digest}), not "
-                f"{wanted.weights!r} (digest {wanted.weights_digest}); publish a new version, or name a new "
-                "lineage if training restarted from an older checkpoint"
-            )
-    highest = max((entry.version for entry in line), default=-1)
-    if wanted.version < highest:
-        raise ConfigError(
-            f"version {wanted.version} of policy {wanted.policy_name!r} is older than version {highest} of "
-            f"lineage {wanted.lineage!r}; name a new lineage if training restarted from an older checkpoint"
-        )
-    return None
+    def _of(self, name: str | None) -> tuple[PolicyVersion, ...]:
+        wanted = self._name if name is None else name
+        return tuple(entry for entry in self.versions() if entry.policy_name == wanted)
