@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from hpcroll.api.configuring import read_config
 from hpcroll.api.results import Result, iterate_results
 from hpcroll.api.retry import submit_retries
+from hpcroll.api.sealing import SealReport, seal
 from hpcroll.api.serving import serve
 from hpcroll.api.validation import (
     check_agent,
@@ -146,7 +147,8 @@ class Run:
         """Starts `workers` workers with the configured launcher, for `leg` or for each leg.
 
         The handles are recorded in the run. Takes an earlier `drain` back, for new workers only. With
-        `wait`, returns when all of them have ended; `job_states` then tells how. Raises, before anything
+        `wait`, returns when all of them have ended and the run is sealed; `job_states` then tells how.
+        Raises, before anything
         starts: `ConfigError` where the run directory cannot be written, the leg is unknown or the agent is
         not installed, `ImageError` for a missing image, `SubmitError` with the scheduler's own words, for
         example for an unknown partition. What only this host lacks is logged as a warning.
@@ -161,9 +163,22 @@ class Run:
         warn_of_missing_capabilities(provider)
         self._undrain()
         handles = start_workers(self.path, self.config, workers=workers, leg=leg)
-        while wait and any(state in _LIVE for state in self.job_states(handles)):
-            time.sleep(_WAIT_POLL_S)
+        if wait:
+            self.wait(handles)
         return handles
+
+    def wait(self, handles: Sequence[JobHandle] | None = None) -> SealReport:
+        """Returns when all of `handles` (default: every job ever launched) have ended, and seals the run.
+
+        May be interrupted: the workers go on, and `seal` or another `wait` finishes later.
+        """
+        while any(state in _LIVE for state in self.job_states(handles)):
+            time.sleep(_WAIT_POLL_S)
+        return self.seal()
+
+    def seal(self, *, gone: Collection[str] = (), close: bool = False) -> SealReport:
+        """Finishes what dead workers left; see `api.sealing.seal`. At any time, from any host."""
+        return seal(self._spool, gone=gone, close=close)
 
     def preview(self, *, workers: int, leg: str | None = None) -> str:
         """The scripts that `launch` would submit; submits nothing."""

@@ -1,4 +1,4 @@
-"""Commands on trajectory shards: ls, cat, stats, verify."""
+"""Commands on trajectory shards: ls, cat, stats, seal, verify."""
 
 from __future__ import annotations
 
@@ -77,6 +77,38 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
         else value
         for name, value in row.items()
     }
+
+
+@group.command()
+def seal(
+    run_dir: RunDirectory,
+    gone: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gone", metavar="INCARNATION", help="A worker that is dead, on your word; repeatable."
+        ),
+    ] = None,
+    close: Annotated[
+        bool, typer.Option("--close", help="Close the run if every rollout has its result.")
+    ] = False,
+    json: Json = False,
+) -> int:
+    """Finish what dead workers left: their ends, their index, cancelled rollouts; tell what is open.
+
+    Harmless beside live workers, and repeatable. Exit status 1 where --close could not close.
+    """
+    from hpcroll.api import Run
+    from hpcroll.cli.output import print_json, progress
+    from hpcroll.report import seal_lines
+
+    with progress("sealing"):
+        report = Run.open(run_dir).seal(gone=gone or (), close=close)
+    if json:
+        print_json(report.to_dict())
+    else:
+        for line in seal_lines(report.to_dict()):
+            print(line)
+    return 1 if close and not report.closed else 0
 
 
 @group.command()

@@ -23,21 +23,33 @@ def launch(
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the workers have ended.")] = False,
     json: Json = False,
 ) -> int:
-    """Start workers with the config's launcher."""
+    """Start workers with the config's launcher; with --wait, seal the run once they have ended."""
     from hpcroll.api import Run
-    from hpcroll.cli.output import print_rows, progress
+    from hpcroll.cli.output import print_rows, progress, say
     from hpcroll.launch import JobState
+    from hpcroll.report import seal_lines
 
     run = Run.open(run_dir)
     if dry_run:
         print(run.preview(workers=workers, leg=leg))
         return 0
-    with progress("launching" if not wait else "waiting for workers"):
-        handles = run.launch(workers=workers, leg=leg, wait=wait)
+    with progress("launching"):
+        handles = run.launch(workers=workers, leg=leg)
     rows = [{"job": handle.job_id, "leg": handle.leg, "log": str(handle.log)} for handle in handles]
     print_rows(rows, as_json=json)
-    failed = wait and JobState.FAILED in run.job_states(handles)
-    return 1 if failed else 0
+    if not wait:
+        return 0
+    try:
+        with progress("waiting for workers"):
+            report = run.wait(handles)
+    except KeyboardInterrupt:
+        say(
+            f"the workers go on; once they have ended, `hpcroll shards seal {run_dir}` does what --wait would"
+        )
+        raise
+    for line in seal_lines(report.to_dict()):
+        say(line)
+    return 1 if JobState.FAILED in run.job_states(handles) else 0
 
 
 def worker(

@@ -9,7 +9,10 @@ import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hpcroll.spool import started_ticks
+
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NAMES_OF_MANY = frozenset({"localhost", "localhost.localdomain"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +35,10 @@ class ProcessIdentity:
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity:
         """The identity of running process `pid`; raises `ProcessLookupError` where there is none."""
-        ticks = _started_ticks(pid)
+        ticks = started_ticks(pid)
         if ticks is None:
             raise ProcessLookupError(f"no process {pid}")
-        return cls(pid, ticks, socket.gethostname(), _boot_id())
+        return cls(pid, ticks, socket.gethostname(), this_boot())
 
     def here(self) -> bool:
         """Whether this is that host; elsewhere nothing can be told of the process."""
@@ -43,7 +46,7 @@ class ProcessIdentity:
 
     def alive(self) -> bool:
         """Whether the process runs on this host (a zombie does not)."""
-        return self.boot_id == _boot_id() and _started_ticks(self.pid) == self.started_ticks
+        return self.boot_id == this_boot() and started_ticks(self.pid) == self.started_ticks
 
     def terminate(self) -> None:
         """Sends SIGTERM unless the process is gone; its pid cannot have been reused meanwhile."""
@@ -62,15 +65,11 @@ class ProcessIdentity:
         return asdict(self)
 
 
-def _boot_id() -> str:
+def host_is_this(host: str) -> bool:
+    """Whether `host` names this host and no other."""
+    return host == socket.gethostname() and host not in _NAMES_OF_MANY
+
+
+def this_boot() -> str:
+    """The id of this host's current boot."""
     return _BOOT_ID.read_text().strip()
-
-
-def _started_ticks(pid: int) -> int | None:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    # The command's name stands in parentheses and may itself hold spaces and parentheses.
-    fields = text[text.rindex(")") + 2 :].split()
-    return None if fields[0] in "ZX" else int(fields[19])

@@ -4,6 +4,7 @@ from hpcroll.report.doctor import examine
 from hpcroll.report.finding import Finding, Level, print_findings
 from hpcroll.report.logs import log_tails, rollout_events
 from hpcroll.report.rendering import print_status, render_status, status_line, watch_status
+from hpcroll.report.seal_view import seal_lines
 from hpcroll.report.shards import list_shard_files, row_listing, trajectory_lines
 from hpcroll.report.status import RunStatus, StatusObserver
 from hpcroll.report.token_view import load_decoder
@@ -24,6 +25,7 @@ __all__ = [
     "render_status",
     "rollout_events",
     "row_listing",
+    "seal_lines",
     "status_line",
     "trajectory_json",
     "trajectory_lines",

@@ -6,7 +6,14 @@ from hpcroll.spool.claims import Claims
 from hpcroll.spool.counts import ExactCounts, RunCounts, WorkerState, read_workers
 from hpcroll.spool.events import Event, EventLog, read_events
 from hpcroll.spool.heartbeat import Beat, BeatCounts, Heartbeat, read_beat
-from hpcroll.spool.incarnation import Incarnation, WorkerEnd, WorkerInfo, mark_ended, read_worker
+from hpcroll.spool.incarnation import (
+    Incarnation,
+    WorkerEnd,
+    WorkerInfo,
+    mark_ended,
+    read_worker,
+    started_ticks,
+)
 from hpcroll.spool.liveness import JobEnded
 from hpcroll.spool.manifest import Segment, SegmentHeader, segment_name
 from hpcroll.spool.record import RunRecord
@@ -44,5 +51,6 @@ __all__ = [
     "read_worker",
     "read_workers",
     "segment_name",
+    "started_ticks",
     "sync_done_directories",
 ]

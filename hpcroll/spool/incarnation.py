@@ -35,7 +35,7 @@ OTHER_ROLE = "other"
 class WorkerInfo(Record):
     """Who an incarnation is: the content of its file in workers/, and of every name that it links."""
 
-    SCHEMA: ClassVar[str] = "1.0"
+    SCHEMA: ClassVar[str] = "1.1"
 
     incarnation: str
     run_id: str
@@ -47,6 +47,8 @@ class WorkerInfo(Record):
     pid: int
     boot_id: str
     pid_namespace: str
+    started_ticks: int | None = None
+    """Start of the process in clock ticks since boot: a reused pid is another process. New in 1.1."""
     job_id: str | None = None
     """The Slurm job; None outside of Slurm."""
     restart_count: int = 0
@@ -176,6 +178,17 @@ def read_worker(path: Path) -> WorkerInfo | None:
         raise CorruptRecordError(f"{path} is not a worker's token: {error}") from error
 
 
+def started_ticks(pid: int) -> int | None:
+    """When process `pid` started, in clock ticks since boot; None where it is gone (or a zombie)."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The command's name stands in parentheses and may itself hold spaces and parentheses.
+    fields = text[text.rindex(")") + 2 :].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
 def mark_of(incarnation: str) -> str:
     """`l<index of its leg>` of a worker, else `OTHER_ROLE`: who it works with, read from its name alone."""
     parts = incarnation.rsplit("-", 2)
@@ -198,6 +211,7 @@ def _describe(
         pid=os.getpid(),
         boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         pid_namespace=str(Path("/proc/self/ns/pid").readlink()),
+        started_ticks=started_ticks(os.getpid()),
         job_id=environ.get("SLURM_JOB_ID"),
         restart_count=int(restarts) if restarts.isdecimal() else 0,
         token=secrets.token_hex(16),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import time
+from collections.abc import Iterable
+from typing import TypeGuard
 
 from hpcroll.spool import WorkerInfo
 
@@ -24,13 +26,19 @@ class SlurmJobs:
         """State and restart count by job id, of the jobs that were asked for; None: no answer yet."""
         self._answered: set[str] = set()
 
+    def ask(self, workers: Iterable[WorkerInfo]) -> None:
+        """Asks for all of `workers` at once, so that `ended` answers for each of them now."""
+        self._wanted |= {worker.job_id for worker in workers if _is_job(worker.job_id)}
+        if self._wanted:
+            self._ask()
+
     def ended(self, worker: WorkerInfo) -> bool | None:
         """True where that incarnation's job is over; None where nobody can say (yet).
 
         A job that runs again under the same id has a higher restart count than its old incarnation.
         """
         job = worker.job_id
-        if job is None or not _NUMERIC.match(job):
+        if not _is_job(job):
             return None
         self._wanted.add(job)
         if time.monotonic() - self._asked_at >= self._poll_s:
@@ -56,3 +64,7 @@ class SlurmJobs:
         rows = [line.split() for line in answer.stdout.splitlines()]
         self._known = {row[0]: (row[1], int(row[2])) for row in rows if len(row) == 3}
         self._answered = set(jobs)
+
+
+def _is_job(job_id: str | None) -> TypeGuard[str]:
+    return job_id is not None and _NUMERIC.match(job_id) is not None

@@ -37,7 +37,11 @@ def _adopt_shard(paths: RunPaths, leg: str, name: ShardName) -> int:
 
 def _unmarked(paths: RunPaths, leg: str, name: ShardName) -> list[RecordAddress]:
     marked = marks_of(paths, name)
-    with OpenShard(paths, name) as shard:
+    try:
+        opened = OpenShard(paths, name)
+    except FileNotFoundError:
+        return []  # packed, and removed meanwhile: the packs' index names its records
+    with opened as shard:
         return [
             RecordAddress(
                 name.index, offset, header.record_bytes, header.ref, header.attempt, header.checksum

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hpcroll.fs.paths import RunPaths
 from hpcroll.shards.format.frames import Header
 from hpcroll.shards.format.place import ShardName
-from hpcroll.shards.level0.shard_file import OpenShard, is_there
+from hpcroll.shards.level0.shard_file import OpenShard, is_there, list_shards
 
 
 def records_of(shard: OpenShard) -> Iterator[tuple[int, Header]]:
@@ -23,8 +23,18 @@ def records_of(shard: OpenShard) -> Iterator[tuple[int, Header]]:
 
 
 def shards_of(paths: RunPaths, incarnation: str) -> Iterator[ShardName]:
-    """The shards that the incarnation has opened, in order; none where it was never one of this run."""
+    """The shards of the incarnation that are there, in order; none where it was never one of this run.
+
+    Numbers that are missing before others were packed and removed. A listing only tells of those: it may
+    be older than the newest shard.
+    """
     index = 0
-    while is_there(paths.shard_file(incarnation, index)):
-        yield ShardName(incarnation, index)
-        index += 1
+    while True:
+        if is_there(paths.shard_file(incarnation, index)):
+            yield ShardName(incarnation, index)
+            index += 1
+            continue
+        later = [name.index for name in list_shards(paths) if name.incarnation == incarnation]
+        index = min((other for other in later if other > index), default=-1)
+        if index < 0:
+            return
