@@ -5,18 +5,25 @@ from hpcroll.shards.format.commit_log import RecordAddress
 from hpcroll.shards.format.stored import Column, StoredTrajectory
 from hpcroll.shards.level0.adoption import adopt
 from hpcroll.shards.level0.writer import ShardWriter
-from hpcroll.shards.reading.batches import Batch
+from hpcroll.shards.reading.batches import Batch, PaddedBatch
 from hpcroll.shards.reading.groups import Group
 from hpcroll.shards.reading.reader import RunReader, open_run
+from hpcroll.shards.reading.rows import GroupStats
+from hpcroll.shards.reading.step import Step, StepCounts, StepVersions
 from hpcroll.shards.verify import VerifyReport, verify_run
 
 __all__ = [
     "Batch",
     "Column",
     "Group",
+    "GroupStats",
+    "PaddedBatch",
     "RecordAddress",
     "RunReader",
     "ShardWriter",
+    "Step",
+    "StepCounts",
+    "StepVersions",
     "StoredTrajectory",
     "Summary",
     "VerifyReport",

@@ -10,6 +10,7 @@ from hpcroll.errors import ConfigError
 from hpcroll.shards.format.codec import Summary
 from hpcroll.shards.format.place import Place, place_of
 from hpcroll.shards.format.stored import StoredTrajectory
+from hpcroll.shards.reading.rows import GroupStats, stats_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,12 @@ class Group:
     def usable(self) -> tuple[StoredTrajectory, ...]:
         """The members that a trainer can use: trainable, with a valid reward."""
         return tuple(member for member in self.members if member.summary.usable)
+
+    @property
+    def stats(self) -> GroupStats:
+        """Of the usable members, of which there must be one."""
+        summaries = [member.summary for member in self.usable]
+        return stats_of(self.group_id, self.size, self.committed, summaries)
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hpcroll.contract import RolloutRef
 from hpcroll.errors import ConfigError, ShardError
@@ -20,6 +20,7 @@ from hpcroll.shards.reading.groups import COMPLETE, Group, GroupCounts, GroupRul
 from hpcroll.shards.reading.lookup import find_committed
 from hpcroll.shards.reading.selection import Selection
 from hpcroll.shards.reading.session import Session
+from hpcroll.shards.reading.step import Step
 
 _STATE_FORMAT = 1
 
@@ -134,6 +135,26 @@ class RunReader:
             raise ConfigError(f"max_tokens is {max_tokens}; it must be 1 or more")
         columns = frozenset({Column.TOKENS})
         return self._begin(columns, self._rule, max_tokens=max_tokens).packed()
+
+    def steps(
+        self,
+        *,
+        max_tokens: int,
+        groups: int | None = None,
+        rollouts: int | None = None,
+        drop_zero_variance: bool = False,
+        last: Literal["keep", "drop"] = "keep",
+        timeout_s: float = 600.0,
+    ) -> Iterator[Step]:
+        """Optimiser steps of `groups` whole groups, or of at least `rollouts` usable rollouts.
+
+        `max_tokens`: of a micro-batch; a step has as few micro-batches as its rows fit into, balanced by
+        tokens, and the same number on every rank. `drop_zero_variance`: groups whose usable rewards are
+        all equal are counted and replaced by further ones. `last`: whether the stream's end delivers a step
+        that is not full. `timeout_s`: how long a rank other than 0 waits without a sign of life from rank 0,
+        and any rank for records that its mount does not show.
+        """
+        raise NotImplementedError
 
     def follow(
         self,

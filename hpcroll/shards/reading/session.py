@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hpcroll.errors import ConfigError
 from hpcroll.fs.paths import RunPaths
 from hpcroll.shards.format.codec import Summary
-from hpcroll.shards.format.place import place_of
+from hpcroll.shards.format.place import Place
 from hpcroll.shards.format.run_facts import RunFacts
 from hpcroll.shards.format.stored import Column, StoredTrajectory
-from hpcroll.shards.reading.batches import Batch, Packer, rows_of
+from hpcroll.shards.reading.batches import Batch, batch_of
 from hpcroll.shards.reading.feed import Feed, Following
 from hpcroll.shards.reading.freshness import Freshness
 from hpcroll.shards.reading.groups import Group, GroupAssembly, GroupRule, ReadyGroup
+from hpcroll.shards.reading.rows import Row, RowPacker, load_row, rows_from_json, rows_of, rows_to_json
 from hpcroll.shards.reading.selection import Selection
 
 _TOKENS = frozenset({Column.TOKENS})
@@ -46,7 +47,7 @@ class Session:
             following=following,
         )
         self.assembly = GroupAssembly(rule, self._passes)
-        self._packer = Packer(max_tokens)
+        self._packer = RowPacker(max_tokens)
 
     def singles(self) -> Iterator[StoredTrajectory]:
         """Rollouts one by one; raises `ConfigError` where a loaded state holds parts of groups."""
@@ -65,26 +66,39 @@ class Session:
 
     def packed(self) -> Iterator[Batch]:
         """Batches from the usable rollouts of groups."""
-        yield from self._packer.full_batches()
+        held: dict[Place, StoredTrajectory] = {}
+
+        def load(rows: Sequence[Row]) -> Batch:
+            loaded = []
+            for row in rows:
+                stored = held.get(row.place) or self.feed.read_again(row.place, _TOKENS)
+                loaded.append(load_row(row, stored))
+            waiting = {row.place for row in self._packer.waiting}
+            for place in held.keys() - waiting:
+                del held[place]
+            return batch_of(loaded)
+
+        yield from map(load, self._packer.full_batches())
         for group in self.groups():
-            for member in group.usable:
-                self._packer.add(rows_of(member))
-            yield from self._packer.full_batches()
-        yield from self._packer.last_batch()
+            if usable := group.usable:
+                stats = group.stats
+                held |= {member.place: member for member in usable}
+                for member in usable:
+                    self._packer.add(rows_of(member, stats))
+                yield from map(load, self._packer.full_batches())
+        yield from map(load, self._packer.last_batch())
 
     def state(self) -> dict[str, Any]:
         return {
             "shards": self.feed.state(),
             "groups": self.assembly.state(),
-            "rows": [[str(r.place.shard), r.place.offset, r.segment_index] for r in self._packer.waiting],
+            "rows": rows_to_json(self._packer.waiting),
         }
 
     def load(self, state: dict[str, Any]) -> None:
         self.feed.load(state["shards"])
         self.assembly.load(state["groups"])
-        for shard, offset, segment_index in state["rows"]:
-            stored = self.feed.read_again(place_of(shard, offset), _TOKENS)
-            self._packer.add(row for row in rows_of(stored) if row.segment_index == segment_index)
+        self._packer.add(rows_from_json(state["rows"]))
 
     def _deliver(self, ready: ReadyGroup) -> Iterator[Group]:
         read = (self.feed.read_again(place, self._columns) for place in ready.places)
