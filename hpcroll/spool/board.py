@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from hpcroll.contract import RolloutRef
 from hpcroll.fs import FANOUT_BITS, RunPaths
@@ -15,6 +16,8 @@ WINDOW_ROLLOUTS = 32
 """Workers choose among whole groups until they hold this many rollouts, or two of every worker: enough
 that workers rarely meet, few enough that groups complete early."""
 
+_BEYOND_S = 30.0
+"""Seconds between two looks for started groups in a directory that lies beyond the limit."""
 _IDLE_FIRST_S = 0.25
 _IDLE_LONGEST_S = 5.0
 
@@ -30,6 +33,16 @@ class Candidate:
     @property
     def ref(self) -> RolloutRef:
         return self.segment.ref(self.ordinal)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What is looked for; see `Board.window`."""
+
+    wanted: Callable[[Segment, int], bool]
+    size: int
+    limit: int | None
+    exempt: Callable[[Segment, int], bool]
 
 
 class Board:
@@ -55,6 +68,10 @@ class Board:
         self._clock = clock
         self._known: set[str] = set()
         self._open: list[tuple[Segment, list[FanOut]]] = []
+        self._first_group: dict[str, int] = {}
+        """The position of each segment's first group among all groups, in submission order."""
+        self.passed_over = False
+        """The last look left something startable alone because it lies beyond the limit."""
         self.listings = 0
         """Grows with every listing: what was scanned before need not be scanned again until then."""
 
@@ -65,19 +82,33 @@ class Board:
             return
         order = {segment.name: index for index, segment in enumerate(segments)}
         self._known |= {segment.name for segment in fresh}
+        firsts = accumulate((segment.header.tasks for segment in segments), initial=0)
+        self._first_group = {
+            # A listing that was made while segments appeared may lack an earlier one.
+            segment.name: max(first, segment.header.groups_before)
+            for segment, first in zip(segments, firsts, strict=False)
+        }
         self._open += [(segment, _fan_outs(segment)) for segment in fresh]
         self._open.sort(key=lambda item: order[item[0].name])
 
-    def window(self, wanted: Callable[[Segment, int], bool], *, workers: int) -> list[Candidate]:
+    def window(
+        self,
+        wanted: Callable[[Segment, int], bool],
+        *,
+        workers: int,
+        limit: int | None = None,
+        exempt: Callable[[Segment, int], bool] = lambda _segment, _ordinal: False,
+    ) -> list[Candidate]:
         """The next few groups' startable rollouts for which `wanted(segment, ordinal)` holds.
 
-        Lists what was never listed, and again what was listed long ago; where there is nothing to start,
-        it lists with back-off and is otherwise free of input and output.
+        Groups at position `limit` and beyond only where one of theirs was started before, and rollouts that
+        are `exempt`. Lists what was never listed, and again what was listed long ago; where there is nothing
+        to start, it lists with back-off and is otherwise free of input and output.
         """
-        size = max(WINDOW_ROLLOUTS, 2 * workers)
-        window = self._gather(wanted, size, self._relist_s)
+        look = _Look(wanted, max(WINDOW_ROLLOUTS, 2 * workers), limit, exempt)
+        window = self._gather(look, self._relist_s)
         if not window:
-            window = self._gather(wanted, size, self._idle_s)
+            window = self._gather(look, self._idle_s)
             grown = self._idle_s * 1.5
             self._idle_s = _IDLE_FIRST_S if window else min(grown, _IDLE_LONGEST_S)
         else:
@@ -110,20 +141,41 @@ class Board:
         self._forget_complete()
         return not self._open
 
-    def _gather(self, wanted: Callable[[Segment, int], bool], size: int, stale_s: float) -> list[Candidate]:
+    def _gather(self, look: _Look, stale_s: float) -> list[Candidate]:
         window: list[Candidate] = []
+        self.passed_over = False
         self._forget_complete()
         for segment, fanouts in self._open:
             if self._is_held(segment.name):
                 continue
-            for fanout in fanouts:
-                self._list_if_stale(fanout, stale_s)
+            for index, fanout in enumerate(fanouts):
+                allowed = self._allowed(segment, look.limit)
+                beyond = fanout.first >= allowed
+                self._list_if_stale(fanout, max(stale_s, _BEYOND_S) if beyond else stale_s)
+                if beyond and not fanout.attempts:
+                    # Rollouts are started in order: there is no started group further on either.
+                    self.passed_over = True
+                    return window
+                started = None
                 for ordinal in fanout.startable:
-                    if len(window) >= size and _begins_group(window[-1], segment, ordinal):
+                    if len(window) >= look.size and _begins_group(window[-1], segment, ordinal):
                         return window
-                    if wanted(segment, ordinal):
-                        window.append(Candidate(segment, fanout, ordinal))
+                    if not look.wanted(segment, ordinal):
+                        continue
+                    if ordinal >= allowed:
+                        if started is None:
+                            started = _started_groups(segment, fanouts, index)
+                        if ordinal // segment.samples not in started and not look.exempt(segment, ordinal):
+                            self.passed_over = True
+                            continue
+                    window.append(Candidate(segment, fanout, ordinal))
         return window
+
+    def _allowed(self, segment: Segment, limit: int | None) -> int:
+        """How many of the segment's rollouts, from its first on, the limit lets through."""
+        if limit is None:
+            return segment.size
+        return max(0, limit - self._first_group[segment.name]) * segment.samples
 
     def _list_if_stale(self, fanout: FanOut, stale_s: float) -> None:
         if fanout.complete:
@@ -141,6 +193,19 @@ class Board:
 def _begins_group(last: Candidate, segment: Segment, ordinal: int) -> bool:
     same_segment = last.segment is segment
     return not same_segment or last.ordinal // segment.samples != ordinal // segment.samples
+
+
+def _started_groups(segment: Segment, fanouts: list[FanOut], index: int) -> set[int]:
+    """Task indices of the groups in `fanouts[index]` of which somebody was seen to start a rollout."""
+    fanout, samples = fanouts[index], segment.samples
+    started = {ordinal // samples for ordinal in fanout.attempts}
+    if fanout.first % samples:
+        # A group that begins in the directory before; one that is known to be complete is not kept.
+        before = fanouts[index - 1] if index and fanouts[index - 1].last == fanout.first else None
+        shared = fanout.first // samples
+        if before is None or any(ordinal // samples == shared for ordinal in before.attempts):
+            started.add(shared)
+    return started
 
 
 def _fan_outs(segment: Segment) -> list[FanOut]:

@@ -42,8 +42,13 @@ class Claims:
         *,
         job_ended: JobEnded,
         leg: str | None = None,
+        limit: Callable[[], int | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`limit`: tells before which position in submission order groups may be started, None: all may.
+
+        It is asked for each claim of the first leg, whatever it raises.
+        """
         self._spool = spool
         self._paths = spool.paths
         self._incarnation = incarnation
@@ -52,6 +57,7 @@ class Claims:
         if self._leg not in legs:
             raise SpoolError(f"leg {self._leg!r} is none of this run's legs: {', '.join(legs)}")
         self._legs = legs
+        self._limit = limit
         self._clock = clock
         self._lock = threading.RLock()
         lease = spool.config.lease
@@ -77,11 +83,12 @@ class Claims:
     def next(self) -> Claim | None:
         """The next rollout of the leg, claimed; None where there is nothing to start just now.
 
-        In submission order within a window of a few groups; takes over what dead workers left. A
-        cancelled or poisoned rollout is handed out, too, for its record to be committed. Costs one link
-        where names are not contested; called in a loop with nothing to do it rarely touches the file
-        system. Raises `SpoolError` where the file system has no space for a name, and `OSError` where it
-        does not answer: call again later, nothing is lost.
+        In submission order within a window of a few groups; takes over what dead workers left. A group at or
+        beyond the limit is not started, one that was started before goes on. A cancelled or poisoned rollout
+        is handed out, too, for its record to be committed. Costs one link where names are not contested;
+        called in a loop with nothing to do it rarely touches the file system. Raises `SpoolError` where the
+        file system has no space for a name, and `OSError` where it does not answer: call again later,
+        nothing is lost.
         """
         with self._lock:
             if self._spool.wishes.closed or self._spool.wishes.draining(self._incarnation.id):
@@ -123,6 +130,12 @@ class Claims:
             return self._spool.wishes.closed or self._board.finished
 
     @property
+    def waits_for_limit(self) -> bool:
+        """The last `next` found nothing to start but groups that the limit does not let through yet."""
+        with self._lock:
+            return self._board.passed_over
+
+    @property
     def needs_successor(self) -> bool:
         """Some rollout is left that only another incarnation may claim: this one wrote a record for it."""
         with self._lock:
@@ -145,9 +158,11 @@ class Claims:
     def _start(self) -> Claim | None:
         """Claims from our own lane of the window where it has any, so that workers rarely contest a name."""
         lane, lanes = self._liveness.place()
+        # What a later leg gets was started already.
+        limit = self._limit() if self._leg == self._legs[0] else None
         listed = False
         for loss in range(1, _TRIES + 1):
-            window = self._board.window(self._wanted, workers=lanes)
+            window = self._board.window(self._wanted, workers=lanes, limit=limit, exempt=self._is_cancelled)
             if not window or self._unsettled:
                 return None
             ours = [candidate for candidate in window if candidate.ordinal % lanes == lane]

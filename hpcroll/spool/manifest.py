@@ -23,7 +23,7 @@ from hpcroll.fs import read_fresh
 class SegmentHeader(Record):
     """Everything of a submission but its tasks."""
 
-    SCHEMA: ClassVar[str] = "1.0"
+    SCHEMA: ClassVar[str] = "1.1"
 
     key: str
     """The submission key; its hash names the segment."""
@@ -33,7 +33,9 @@ class SegmentHeader(Record):
     sha256: str
     """Of samples and task lines: what makes two submissions the same."""
     submitted_at: float
-    """Unix seconds on the submitter's node: orders segments for people, decides nothing."""
+    """Orders segments: Unix seconds on the submitter's node, but after every submission that it knew."""
+    groups_before: int = Field(default=0, ge=0)
+    """Groups of the submissions that the submitter knew: the least position of this one's first group."""
     submitter: str
     """user@host."""
 

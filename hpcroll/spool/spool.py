@@ -91,7 +91,9 @@ class Spool:
         """Submits `samples` rollouts of each task; see `submission.submit`."""
         if self.wishes.closed:
             raise SpoolError(f"run {self.paths.root} is closed; submit to another run")
-        submission = submit(self.paths, self.config.leg_names, tasks, samples=samples, key=key)
+        submission = submit(
+            self.paths, self.config.leg_names, tasks, samples=samples, key=key, earlier=self.segments()
+        )
         with self._lock:
             self._listed_at_s = None
         return submission

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import math
 import socket
 import time
 from collections.abc import Sequence
@@ -40,9 +41,18 @@ class Submission:
 
 
 def submit(
-    paths: RunPaths, legs: Sequence[str], tasks: Sequence[Task], *, samples: int, key: str
+    paths: RunPaths,
+    legs: Sequence[str],
+    tasks: Sequence[Task],
+    *,
+    samples: int,
+    key: str,
+    earlier: Sequence[Segment] = (),
 ) -> Submission:
     """Submits `samples` rollouts of each of `tasks`; durable and visible to workers on return.
+
+    `earlier`: the submissions that the caller knows, in order. This one stands behind them, also where its
+    node's clock is slow.
 
     The same key with the same content is one submission, however often it is sent. Raises `ConfigError`
     where the key stands for other content, or for arguments that make no submission; nothing is visible
@@ -60,7 +70,8 @@ def submit(
         samples=samples,
         tasks=len(lines),
         sha256=digest,
-        submitted_at=time.time(),
+        submitted_at=max([time.time(), *(math.nextafter(one.submitted_at, math.inf) for one in earlier)]),
+        groups_before=sum(one.header.tasks for one in earlier),
         submitter=f"{getpass.getuser()}@{socket.gethostname()}",
     )
     # First the directories, then the segment: workers never create one, so that a claim is one operation.

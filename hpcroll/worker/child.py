@@ -18,7 +18,7 @@ from hpcroll.gateway import Gateway, Journal
 from hpcroll.gateway.admission import Admission
 from hpcroll.gateway.attribution import PolicySource
 from hpcroll.plugins import Family, load
-from hpcroll.policy import Gate
+from hpcroll.policy import Gate, WindowWatch
 from hpcroll.sandboxes.base import SandboxProvider
 from hpcroll.shards import ShardWriter
 from hpcroll.spool import Claims, EventLog, Heartbeat, Incarnation, Spool
@@ -85,7 +85,12 @@ async def _work(spool: Spool, leg: int, *, rank: int, announce_fd: int) -> int:
         worker = Worker(
             spool,
             incarnation,
-            claims=Claims(spool, incarnation, job_ended=jobs.ended),
+            claims=Claims(
+                spool,
+                incarnation,
+                job_ended=jobs.ended,
+                limit=WindowWatch(spool.paths, config.model.name).limit,
+            ),
             pools=pools,
             conductor=Conductor(
                 spool,

@@ -17,6 +17,7 @@ from hpcroll.worker.committer import Committer
 from hpcroll.worker.drain import Drain
 from hpcroll.worker.failures import describe
 from hpcroll.worker.flights import Conductor, Result
+from hpcroll.worker.idleness import idleness
 from hpcroll.worker.pools import Flight, StagePools
 
 log = logging.getLogger(__name__)
@@ -81,15 +82,15 @@ class Worker:
         self._events.write("worker.end", reason=self._drain.reason or "nothing left")
 
     async def _claim(self) -> None:
-        """Claims what fits, until a drain is asked for or the leg is done and stays so."""
-        idle_since = None
+        """Claims what fits, until a drain is asked for or there has been nothing to do for long enough."""
+        idle, idle_since = None, 0.0
         while not self._drain.asked:
             if not self._pools.has_room():
                 await self._pools.wait_changed(_IDLE_POLL_S)
                 continue
             claim = await self._next_claim()
             if claim is not None:
-                idle_since = None
+                idle = None
                 if self._drain.asked:
                     await asyncio.to_thread(claim.release)
                 else:
@@ -97,12 +98,15 @@ class Worker:
                 continue
             if not self._tasks and self._claims.needs_successor:
                 self._renew("rollouts are left that only a new incarnation may claim")
-            elif not self._tasks and self._claims.finished():
-                idle_since = idle_since or time.monotonic()
-                if time.monotonic() - idle_since >= self._spool.config.launch.idle_s:
-                    return
-            else:
-                idle_since = None
+            now_idle = None if self._tasks else idleness(self._claims, self._spool.config.launch)
+            if now_idle != idle:
+                idle, idle_since = now_idle, time.monotonic()
+                if idle is not None and idle.because is not None:
+                    self._events.write("window.wait")
+            if idle is not None and time.monotonic() - idle_since >= idle.patience_s:
+                if idle.because is not None:
+                    self._drain.ask(idle.because, grace=False)
+                return
             await self._drain.wait_asked(_IDLE_POLL_S)
 
     async def _next_claim(self) -> Claim | None:

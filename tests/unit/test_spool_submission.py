@@ -159,7 +159,7 @@ def test_no_flipped_bit_and_no_cut_goes_unnoticed(tmp_path: Path) -> None:
 def test_segment_of_a_newer_hpcroll_is_refused_by_version(tmp_path: Path) -> None:
     spool = make_spool(tmp_path)
     path, lines = segment_text(spool, submit(spool).segment)
-    rewrite(path, [lines[0].replace('"schema_version":"1.0"', '"schema_version":"3.1"'), *lines[1:]])
+    rewrite(path, [lines[0].replace('"schema_version":"1.1"', '"schema_version":"3.1"'), *lines[1:]])
     with pytest.raises(SchemaVersionError, match=r"SegmentHeader has schema version 3\.1"):
         Spool.open(tmp_path).segments()
 
