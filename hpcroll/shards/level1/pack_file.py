@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -11,28 +14,66 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcroll.contract import RolloutRef
+from hpcroll.errors import ShardCorruptError
+from hpcroll.shards.format.frames import FrameKind
 from hpcroll.shards.format.place import Place
 from hpcroll.shards.format.stored import Column, StoredTrajectory
+from hpcroll.shards.level1.block import (
+    BLOCK_HEADER_BYTES_MOST,
+    BLOCK_MAGIC_PREFIX,
+    BlockHeader,
+    BlockKind,
+    check_frame,
+    open_block_frame,
+    parse_block_header,
+)
 from hpcroll.shards.level1.chain import Manifest
+from hpcroll.shards.level1.loaded_block import LoadedBlock, PackedSource
+from hpcroll.shards.level1.pack_index import (
+    TRAILER_BYTES,
+    BlockPlace,
+    IndexPlace,
+    PackIndex,
+    decode_index,
+    index_columns,
+    parse_trailer,
+)
 from hpcroll.shards.level1.rows import RowColumns
+from hpcroll.shards.level1.table import Columns, decode_table
+
+_SEARCH_BYTES = 1 << 20
+_KINDS: dict[Column, tuple[int, ...]] = {
+    Column.TOKENS: (BlockKind.TOKENS, BlockKind.LOGPROBS),
+    Column.RECORD: (FrameKind.RECORD,),
+    Column.TEXT: (FrameKind.TEXT,),
+}
 
 
 class OpenPack:
-    """A pack opened for reading; keep it open while its rows are read. One thread at a time.
+    """A pack opened for reading; keep it open while rows are read. One thread at a time.
 
     Rows are numbered from 0 in file order, and those of one group stand together. Memory: the index, and
-    one or two blocks. Raises `OSError` where the file is gone.
+    one block. Raises `OSError` where the file is gone.
     """
-
-    rows: RowColumns
-    """The index: a numpy array per column, one entry per row."""
 
     def __init__(self, path: Path, manifest: Manifest | None = None) -> None:
         """`manifest` is what the chain says of the file; without it the file's own trailer is believed.
 
         A damaged index is rebuilt from the blocks, and `index_damaged` is true then.
         """
-        raise NotImplementedError
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self.size_bytes = os.fstat(self._descriptor).st_size
+            index = self._read_index(manifest)
+            self.index_damaged = index is None
+            self._index = index or self._rebuild_index()
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        self.rows: RowColumns = self._index.rows
+        """The index: a numpy array per column, one entry per row."""
+        self._loaded: tuple[int, LoadedBlock] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -44,46 +85,220 @@ class OpenPack:
 
     def __len__(self) -> int:
         """How many rows there are."""
-        raise NotImplementedError
+        return len(self.rows)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Closes the file; arrays that were handed out stay. Safe to call again."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+        self._loaded = None
 
     def place(self, row: int) -> Place:
         """The level-0 entry that the row came from, which names it on both levels."""
-        raise NotImplementedError
+        return self.rows.place(row)
 
     def ref(self, row: int) -> RolloutRef:
-        raise NotImplementedError
+        return self.rows.ref(row)
 
     def read(self, row: int, columns: Collection[Column]) -> StoredTrajectory:
         """The row's trajectory with `columns`, whose bytes are checked now.
 
-        Cheap for rows of one block in a row: the block that was read last is kept. The arrays of a
-        trajectory are views of its block's arrays. Raises `ShardCorruptError` where the bytes of the block
+        Cheap for rows of one block one after the other: the block that was read last is kept. The arrays of
+        a trajectory are views of its block's arrays. Raises `ShardCorruptError` where the bytes of the block
         are not as written; other blocks are not concerned.
         """
-        raise NotImplementedError
+        block = self._load(self.block_of(row), columns)
+        return StoredTrajectory(
+            self.rows.place(row),
+            self.rows.ref(row),
+            int(self.rows.attempt[row]),
+            frozenset(columns),
+            PackedSource(block, self.rows, row),
+        )
+
+    def block_of(self, row: int) -> int:
+        """The number of the block that holds `row`."""
+        return int(np.searchsorted(self._index.first_row, row, side="right")) - 1
 
     def blocks(self) -> Iterator[range]:
         """The rows of each block, in file order."""
-        raise NotImplementedError
+        first = self._index.first_row.tolist()
+        return (range(start, end) for start, end in pairwise(first))
+
+    def load(self, block: int, columns: Collection[Column]) -> LoadedBlock:
+        """Block number `block` with `columns`; raises `ShardCorruptError` as `read` does."""
+        return self._load(block, columns)
 
     def row_of(self, place: Place) -> int | None:
         """The row that came from the level-0 entry at `place`; None where this pack does not hold it."""
-        raise NotImplementedError
+        number = self.rows.strings.number(place.shard.incarnation)
+        if number is None:
+            return None
+        found = self._find(
+            self._places,
+            (self.rows.incarnation, self.rows.shard_index, self.rows.offset),
+            (number, place.shard.index, place.offset),
+        )
+        return found
 
     def row_of_rollout(self, ref: RolloutRef) -> int | None:
         """The row of rollout `ref`; None where this pack does not hold it."""
-        raise NotImplementedError
+        return self._find(
+            self._refs, (self.rows.segment, self.rows.ordinal), (int(ref.segment, 16), ref.ordinal)
+        )
 
     def rows_of_group(self, group_id: str) -> NDArray[np.int64]:
         """The rows of a group in this pack, ascending; empty where it holds none."""
-        raise NotImplementedError
+        number = self.rows.strings.number(group_id)
+        if number is None:
+            return np.empty(0, np.int64)
+        return np.flatnonzero(self.rows.group == number)
 
     def places_of_shard(self, incarnation: str, shard_index: int) -> NDArray[np.int64]:
         """Offsets of the entries of one level-0 shard that this pack holds, ascending."""
-        raise NotImplementedError
+        number = self.rows.strings.number(incarnation)
+        if number is None:
+            return np.empty(0, np.int64)
+        own = (self.rows.incarnation == number) & (self.rows.shard_index == shard_index)
+        return np.sort(self.rows.offset[own]).astype(np.int64)
 
     def damage(self) -> list[str]:
         """Reads every byte; what does not match its checksum, one line each. Empty: all is as written."""
-        raise NotImplementedError
+        found = [f"{self.path}: its index is damaged, or not where its manifest says"] * self.index_damaged
+        for number in range(len(self._index.block_offset)):
+            offset, size = int(self._index.block_offset[number]), int(self._index.block_bytes[number])
+            try:
+                self._check_block(offset, size)
+            except ShardCorruptError as error:
+                found.append(str(error))
+        return found
+
+    @cached_property
+    def _places(self) -> NDArray[np.int64]:
+        rows = self.rows
+        return np.lexsort((rows.offset, rows.shard_index, rows.incarnation))
+
+    @cached_property
+    def _refs(self) -> NDArray[np.int64]:
+        return np.lexsort((self.rows.ordinal, self.rows.segment))
+
+    @staticmethod
+    def _find(
+        order: NDArray[np.int64], keys: tuple[NDArray[np.unsignedinteger], ...], wanted: tuple[int, ...]
+    ) -> int | None:
+        """The row whose `keys` are `wanted`, by bisection of `order`, which sorts the rows by them."""
+        low, high = 0, len(order)
+        while low < high:
+            middle = (low + high) // 2
+            row = order[middle]
+            if tuple(int(key[row]) for key in keys) < wanted:
+                low = middle + 1
+            else:
+                high = middle
+        if low == len(order):
+            return None
+        row = int(order[low])
+        return row if tuple(int(key[row]) for key in keys) == wanted else None
+
+    def _load(self, number: int, columns: Collection[Column]) -> LoadedBlock:
+        kinds = [kind for column in columns for kind in _KINDS[column]]
+        if self._loaded is not None and self._loaded[0] == number and self._loaded[1].has(kinds):
+            return self._loaded[1]
+        offset = int(self._index.block_offset[number])
+        where = f"{self.path}@{offset}"
+        tokens = Column.TOKENS in columns
+        whole = any(column is not Column.TOKENS for column in columns)
+        size = int((self._index.block_bytes if whole else self._index.block_prefix)[number])
+        data = self._read(offset, size if tokens or whole else BLOCK_HEADER_BYTES_MOST)
+        header = self._header(data, number, where)
+        stored = {}
+        for frame in header.frames:
+            if frame.kind in kinds:
+                part = data[frame.start : frame.end]
+                check_frame(frame, part, where)
+                stored[frame.kind] = part
+        block = LoadedBlock(header, stored, self.rows, int(self._index.first_row[number]), where)
+        self._loaded = (number, block)
+        return block
+
+    def _header(self, data: memoryview, number: int, where: str) -> BlockHeader:
+        header = parse_block_header(data)
+        rows = int(self._index.first_row[number + 1] - self._index.first_row[number])
+        if header is None or header.rows != rows or header.block_bytes != self._index.block_bytes[number]:
+            raise ShardCorruptError(f"{where}: the block's header is damaged")
+        return header
+
+    def _check_block(self, offset: int, size: int) -> None:
+        where = f"{self.path}@{offset}"
+        data = self._read(offset, size)
+        header = parse_block_header(data)
+        if header is None or header.block_bytes != size:
+            raise ShardCorruptError(f"{where}: the block's header is damaged")
+        for frame in header.frames:
+            check_frame(frame, data[frame.start : frame.end], where)
+
+    def _read(self, offset: int, length: int) -> memoryview:
+        """The `length` bytes at `offset`, fewer where the file ends before."""
+        # A numpy buffer is aligned and not zeroed: reading into it is several times as fast as into bytes.
+        buffer = memoryview(np.empty(length, np.uint8)).cast("B")
+        filled = 0
+        while filled < length:
+            count = os.preadv(self._descriptor, [buffer[filled:]], offset + filled)
+            if not count:
+                break
+            filled += count
+        return buffer[:filled]
+
+    def _read_index(self, manifest: Manifest | None) -> PackIndex | None:
+        if manifest is not None:
+            place: IndexPlace | None = IndexPlace(
+                manifest.index_offset, manifest.index_bytes, manifest.index_checksum
+            )
+        else:
+            place = parse_trailer(bytes(self._read(max(0, self.size_bytes - TRAILER_BYTES), TRAILER_BYTES)))
+        return (
+            None if place is None else decode_index(bytes(self._read(place.offset, place.size_bytes)), place)
+        )
+
+    def _rebuild_index(self) -> PackIndex:
+        """The index of what can be read of the blocks: those whose header and summaries are as written."""
+        tables: list[Columns] = []
+        blocks: list[BlockPlace] = []
+        offset: int | None = 0
+        while offset is not None and offset < self.size_bytes:
+            header = parse_block_header(self._read(offset, BLOCK_HEADER_BYTES_MOST))
+            if header is None:
+                offset = self._next_block_after(offset)
+                continue
+            table = self._summaries(offset, header)
+            logprobs = header.frame(BlockKind.LOGPROBS)
+            if table is not None and logprobs is not None:
+                tables.append(table)
+                blocks.append(BlockPlace(offset, header.block_bytes, header.rows, logprobs.end))
+            offset += header.block_bytes
+        return PackIndex.of(index_columns(tables, blocks))
+
+    def _summaries(self, offset: int, header: BlockHeader) -> Columns | None:
+        frame = header.frame(BlockKind.SUMMARIES)
+        if frame is None:
+            return None
+        where = f"{self.path}@{offset}"
+        stored = self._read(offset + frame.start, frame.stored_bytes)
+        try:
+            check_frame(frame, stored, where)
+            return decode_table(open_block_frame(frame, stored, where))
+        except ShardCorruptError:
+            return None
+
+    def _next_block_after(self, offset: int) -> int | None:
+        position = offset + 1
+        while position < self.size_bytes:
+            chunk = bytes(self._read(position, _SEARCH_BYTES))
+            hit = chunk.find(BLOCK_MAGIC_PREFIX)
+            while hit >= 0:
+                if parse_block_header(self._read(position + hit, BLOCK_HEADER_BYTES_MOST)) is not None:
+                    return position + hit
+                hit = chunk.find(BLOCK_MAGIC_PREFIX, hit + 1)
+            position += max(1, len(chunk) - len(BLOCK_MAGIC_PREFIX) + 1)
+        return None

@@ -1,0 +1,96 @@
+"""Rows of level 0 as the bytes of one block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcroll.contract import Floats, SegmentTokens
+from hpcroll.shards.format.codec import Summary, read_summary, read_tokens
+from hpcroll.shards.format.frames import FrameKind, Header, open_frame
+from hpcroll.shards.format.place import Place
+from hpcroll.shards.level1.block import BlockKind, Encoding, join_block
+from hpcroll.shards.level1.rows import RowCollector
+from hpcroll.shards.level1.table import encode_table
+
+ABSENT = (1 << 64) - 1
+"""Stands for the length of what a row does not have."""
+_LOWEST_FLOAT16 = np.float32(np.finfo(np.float16).min)
+_IN_COLUMNS = frozenset({FrameKind.SUMMARY, FrameKind.TOKENS})
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRow:
+    """A level-0 record on its way into a block. `frames`: raw bytes of what is carried as it is, by kind."""
+
+    place: Place
+    header: Header
+    summary: Summary
+    tokens: tuple[SegmentTokens, ...]
+    frames: dict[int, bytes]
+
+    @classmethod
+    def of(cls, place: Place, header: Header, data: bytes) -> PackedRow:
+        """The record of `header` in `data`; raises `ShardCorruptError` where a frame is not as written."""
+        summary = read_summary(header, data)
+        return cls(
+            place=place,
+            header=header,
+            summary=summary,
+            tokens=read_tokens(header, summary, data),
+            frames={
+                frame.kind: open_frame(header, FrameKind(frame.kind), data)
+                for frame in header.frames
+                if frame.kind not in _IN_COLUMNS
+            },
+        )
+
+    @property
+    def token_count(self) -> int:
+        return sum(self.summary.lengths)
+
+
+def encode_block(rows: Sequence[PackedRow], *, level: int, float16: bool = False) -> tuple[bytes, bytes]:
+    """The block of `rows`, and the table of them that the pack's index takes up.
+
+    `level` is zstd's. `float16` writes log-probabilities in half the bytes, with a relative error of up to
+    2**-11; values below -65504 become that.
+    """
+    collector = RowCollector()
+    for row in rows:
+        collector.add(row.place, row.header, row.summary)
+    table = encode_table(collector.columns())
+    segments = [segment for row in rows for segment in row.tokens]
+    logprobs = [segment.logprobs for segment in segments]
+    frames: dict[int, tuple[Encoding, bytes]] = {
+        BlockKind.SUMMARIES: (Encoding.PLAIN, table),
+        BlockKind.TOKENS: (Encoding.PLAIN, _token_bytes(segments)),
+        BlockKind.LOGPROBS: _half(logprobs) if float16 else (Encoding.PLAIN, _bytes(logprobs, "<f4")),
+    }
+    for kind in sorted({kind for row in rows for kind in row.frames}):
+        frames[kind] = (Encoding.PLAIN, _ragged_bytes([row.frames.get(kind) for row in rows]))
+    tokens = sum(row.token_count for row in rows)
+    return join_block(len(rows), tokens, frames, level=level), table
+
+
+def _half(logprobs: Sequence[Floats]) -> tuple[Encoding, bytes]:
+    return Encoding.FLOAT16, _bytes([np.maximum(part, _LOWEST_FLOAT16) for part in logprobs], "<f2")
+
+
+def _token_bytes(segments: Sequence[SegmentTokens]) -> bytes:
+    ids = _bytes([segment.ids for segment in segments], "<u4")
+    sampled = _bytes([segment.sampled for segment in segments], "u1")
+    loss_mask = _bytes([segment.loss_mask for segment in segments], "u1")
+    return ids + sampled + (b"" if loss_mask == sampled else loss_mask)
+
+
+def _ragged_bytes(values: Sequence[bytes | None]) -> bytes:
+    """Q length of each value (2^64 - 1: absent), then the values."""
+    lengths = np.array([ABSENT if value is None else len(value) for value in values], "<u8")
+    return lengths.tobytes() + b"".join(value for value in values if value is not None)
+
+
+def _bytes(parts: Sequence[np.ndarray], dtype: str) -> bytes:  # type: ignore[type-arg]
+    return b"".join(np.ascontiguousarray(part, dtype).tobytes() for part in parts)
