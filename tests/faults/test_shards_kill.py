@@ -138,9 +138,7 @@ def test_two_writers_that_race_and_a_follower_see_every_rollout_once(run: ShardR
         poll_s=0.02, stop=lambda: all(writer.poll() is not None for writer in writers)
     )
     for item in follower:
-        assert (
-            item.record == trajectory(item.ref.ordinal, incarnation=item.incarnation, turns=2).record
-        )
+        assert item.record == trajectory(item.ref.ordinal, incarnation=item.incarnation, turns=2).record
         seen.append(item.rollout_id)
         if len(seen) == ROLLOUTS:
             for writer in writers:
