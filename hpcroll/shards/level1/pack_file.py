@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator
 from functools import cached_property
 from itertools import pairwise
@@ -16,32 +15,27 @@ from numpy.typing import NDArray
 from hpcroll.contract import RolloutRef
 from hpcroll.errors import ShardCorruptError
 from hpcroll.shards.format.frames import FrameKind
-from hpcroll.shards.format.place import Place
+from hpcroll.shards.format.place import Place, ShardName
 from hpcroll.shards.format.stored import Column, StoredTrajectory
 from hpcroll.shards.level1.block import (
     BLOCK_HEADER_BYTES_MOST,
-    BLOCK_MAGIC_PREFIX,
     BlockHeader,
     BlockKind,
     check_frame,
-    open_block_frame,
     parse_block_header,
 )
 from hpcroll.shards.level1.chain import Manifest
 from hpcroll.shards.level1.loaded_block import LoadedBlock, PackedSource
+from hpcroll.shards.level1.pack_bytes import PackBytes, rebuild_index
 from hpcroll.shards.level1.pack_index import (
     TRAILER_BYTES,
-    BlockPlace,
     IndexPlace,
     PackIndex,
     decode_index,
-    index_columns,
     parse_trailer,
 )
 from hpcroll.shards.level1.rows import RowColumns
-from hpcroll.shards.level1.table import Columns, decode_table
 
-_SEARCH_BYTES = 1 << 20
 _KINDS: dict[Column, tuple[int, ...]] = {
     Column.TOKENS: (BlockKind.TOKENS, BlockKind.LOGPROBS),
     Column.RECORD: (FrameKind.RECORD,),
@@ -62,14 +56,13 @@ class OpenPack:
         A damaged index is rebuilt from the blocks, and `index_damaged` is true then.
         """
         self.path = path
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._file = PackBytes(path)
         try:
-            self.size_bytes = os.fstat(self._descriptor).st_size
             index = self._read_index(manifest)
             self.index_damaged = index is None
-            self._index = index or self._rebuild_index()
+            self._index = index or rebuild_index(self._file)
         except BaseException:
-            os.close(self._descriptor)
+            self._file.close()
             raise
         self.rows: RowColumns = self._index.rows
         """The index: a numpy array per column, one entry per row."""
@@ -89,9 +82,7 @@ class OpenPack:
 
     def close(self) -> None:
         """Closes the file; arrays that were handed out stay. Safe to call again."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._file.close()
         self._loaded = None
 
     def place(self, row: int) -> Place:
@@ -155,13 +146,12 @@ class OpenPack:
             return np.empty(0, np.int64)
         return np.flatnonzero(self.rows.group == number)
 
-    def places_of_shard(self, incarnation: str, shard_index: int) -> NDArray[np.int64]:
-        """Offsets of the entries of one level-0 shard that this pack holds, ascending."""
-        number = self.rows.strings.number(incarnation)
+    def rows_of_shard(self, name: ShardName) -> NDArray[np.int64]:
+        """The rows that came from one level-0 shard, ascending; empty where there are none."""
+        number = self.rows.strings.number(name.incarnation)
         if number is None:
             return np.empty(0, np.int64)
-        own = (self.rows.incarnation == number) & (self.rows.shard_index == shard_index)
-        return np.sort(self.rows.offset[own]).astype(np.int64)
+        return np.flatnonzero((self.rows.incarnation == number) & (self.rows.shard_index == name.index))
 
     def damage(self) -> list[str]:
         """Reads every byte; what does not match its checksum, one line each. Empty: all is as written."""
@@ -210,7 +200,7 @@ class OpenPack:
         tokens = Column.TOKENS in columns
         whole = any(column is not Column.TOKENS for column in columns)
         size = int((self._index.block_bytes if whole else self._index.block_prefix)[number])
-        data = self._read(offset, size if tokens or whole else BLOCK_HEADER_BYTES_MOST)
+        data = self._file.read(offset, size if tokens or whole else BLOCK_HEADER_BYTES_MOST)
         header = self._header(data, number, where)
         stored = {}
         for frame in header.frames:
@@ -231,24 +221,12 @@ class OpenPack:
 
     def _check_block(self, offset: int, size: int) -> None:
         where = f"{self.path}@{offset}"
-        data = self._read(offset, size)
+        data = self._file.read(offset, size)
         header = parse_block_header(data)
         if header is None or header.block_bytes != size:
             raise ShardCorruptError(f"{where}: the block's header is damaged")
         for frame in header.frames:
             check_frame(frame, data[frame.start : frame.end], where)
-
-    def _read(self, offset: int, length: int) -> memoryview:
-        """The `length` bytes at `offset`, fewer where the file ends before."""
-        # A numpy buffer is aligned and not zeroed: reading into it is several times as fast as into bytes.
-        buffer = memoryview(np.empty(length, np.uint8)).cast("B")
-        filled = 0
-        while filled < length:
-            count = os.preadv(self._descriptor, [buffer[filled:]], offset + filled)
-            if not count:
-                break
-            filled += count
-        return buffer[:filled]
 
     def _read_index(self, manifest: Manifest | None) -> PackIndex | None:
         if manifest is not None:
@@ -256,49 +234,11 @@ class OpenPack:
                 manifest.index_offset, manifest.index_bytes, manifest.index_checksum
             )
         else:
-            place = parse_trailer(bytes(self._read(max(0, self.size_bytes - TRAILER_BYTES), TRAILER_BYTES)))
+            place = parse_trailer(
+                bytes(self._file.read(max(0, self._file.size - TRAILER_BYTES), TRAILER_BYTES))
+            )
         return (
-            None if place is None else decode_index(bytes(self._read(place.offset, place.size_bytes)), place)
+            None
+            if place is None
+            else decode_index(bytes(self._file.read(place.offset, place.size_bytes)), place)
         )
-
-    def _rebuild_index(self) -> PackIndex:
-        """The index of what can be read of the blocks: those whose header and summaries are as written."""
-        tables: list[Columns] = []
-        blocks: list[BlockPlace] = []
-        offset: int | None = 0
-        while offset is not None and offset < self.size_bytes:
-            header = parse_block_header(self._read(offset, BLOCK_HEADER_BYTES_MOST))
-            if header is None:
-                offset = self._next_block_after(offset)
-                continue
-            table = self._summaries(offset, header)
-            logprobs = header.frame(BlockKind.LOGPROBS)
-            if table is not None and logprobs is not None:
-                tables.append(table)
-                blocks.append(BlockPlace(offset, header.block_bytes, header.rows, logprobs.end))
-            offset += header.block_bytes
-        return PackIndex.of(index_columns(tables, blocks))
-
-    def _summaries(self, offset: int, header: BlockHeader) -> Columns | None:
-        frame = header.frame(BlockKind.SUMMARIES)
-        if frame is None:
-            return None
-        where = f"{self.path}@{offset}"
-        stored = self._read(offset + frame.start, frame.stored_bytes)
-        try:
-            check_frame(frame, stored, where)
-            return decode_table(open_block_frame(frame, stored, where))
-        except ShardCorruptError:
-            return None
-
-    def _next_block_after(self, offset: int) -> int | None:
-        position = offset + 1
-        while position < self.size_bytes:
-            chunk = bytes(self._read(position, _SEARCH_BYTES))
-            hit = chunk.find(BLOCK_MAGIC_PREFIX)
-            while hit >= 0:
-                if parse_block_header(self._read(position + hit, BLOCK_HEADER_BYTES_MOST)) is not None:
-                    return position + hit
-                hit = chunk.find(BLOCK_MAGIC_PREFIX, hit + 1)
-            position += max(1, len(chunk) - len(BLOCK_MAGIC_PREFIX) + 1)
-        return None
