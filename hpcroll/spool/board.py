@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -42,7 +43,7 @@ class _Look:
     wanted: Callable[[Segment, int], bool]
     size: int
     limit: int | None
-    exempt: Callable[[Segment, int], bool]
+    exempt: Callable[[Segment], Callable[[int], bool] | None]
 
 
 class Board:
@@ -97,13 +98,14 @@ class Board:
         *,
         workers: int,
         limit: int | None = None,
-        exempt: Callable[[Segment, int], bool] = lambda _segment, _ordinal: False,
+        exempt: Callable[[Segment], Callable[[int], bool] | None] = lambda _segment: None,
     ) -> list[Candidate]:
         """The next few groups' startable rollouts for which `wanted(segment, ordinal)` holds.
 
-        Groups at position `limit` and beyond only where one of theirs was started before, and rollouts that
-        are `exempt`. Lists what was never listed, and again what was listed long ago; where there is nothing
-        to start, it lists with back-off and is otherwise free of input and output.
+        Groups at position `limit` and beyond only where one of theirs was started before, and the rollouts
+        of a segment for which what `exempt` gives for it, if anything, holds. Lists what was never listed,
+        and again what was listed long ago; where there is nothing to start, it lists with back-off and is
+        otherwise free of input and output.
         """
         look = _Look(wanted, max(WINDOW_ROLLOUTS, 2 * workers), limit, exempt)
         window = self._gather(look, self._relist_s)
@@ -152,23 +154,20 @@ class Board:
                 allowed = self._allowed(segment, look.limit)
                 beyond = fanout.first >= allowed
                 self._list_if_stale(fanout, max(stale_s, _BEYOND_S) if beyond else stale_s)
-                if beyond and not fanout.attempts:
-                    # Rollouts are started in order: there is no started group further on either.
-                    self.passed_over = True
-                    return window
-                started = None
-                for ordinal in fanout.startable:
+                ordinals = fanout.startable
+                if fanout.last > allowed:
+                    started = _started_groups(segment, fanouts, index)
+                    if beyond and not started:
+                        # Rollouts are started in order: there is no started group further on either.
+                        self.passed_over = True
+                        return window
+                    ordinals = _let_through(segment, ordinals, allowed, started, look.exempt(segment))
+                    self.passed_over |= len(ordinals) < len(fanout.startable)
+                for ordinal in ordinals:
                     if len(window) >= look.size and _begins_group(window[-1], segment, ordinal):
                         return window
-                    if not look.wanted(segment, ordinal):
-                        continue
-                    if ordinal >= allowed:
-                        if started is None:
-                            started = _started_groups(segment, fanouts, index)
-                        if ordinal // segment.samples not in started and not look.exempt(segment, ordinal):
-                            self.passed_over = True
-                            continue
-                    window.append(Candidate(segment, fanout, ordinal))
+                    if look.wanted(segment, ordinal):
+                        window.append(Candidate(segment, fanout, ordinal))
         return window
 
     def _allowed(self, segment: Segment, limit: int | None) -> int:
@@ -193,6 +192,25 @@ class Board:
 def _begins_group(last: Candidate, segment: Segment, ordinal: int) -> bool:
     same_segment = last.segment is segment
     return not same_segment or last.ordinal // segment.samples != ordinal // segment.samples
+
+
+def _let_through(
+    segment: Segment,
+    startable: list[int],
+    allowed: int,
+    started: set[int],
+    exempt: Callable[[int], bool] | None,
+) -> list[int]:
+    """What of `startable` is below `allowed`, of a started group or exempt."""
+    first_beyond = bisect_left(startable, allowed)
+    below, beyond = startable[:first_beyond], startable[first_beyond:]
+    if exempt is None and max(started, default=-1) * segment.samples < allowed:
+        return below
+    return below + [
+        ordinal
+        for ordinal in beyond
+        if ordinal // segment.samples in started or (exempt is not None and exempt(ordinal))
+    ]
 
 
 def _started_groups(segment: Segment, fanouts: list[FanOut], index: int) -> set[int]:

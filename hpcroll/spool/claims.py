@@ -155,6 +155,12 @@ class Claims:
             segment.ref(ordinal), segment.samples
         )
 
+    def _cancelled_of(self, segment: Segment) -> Callable[[int], bool] | None:
+        """Tells which rollouts of `segment` are cancelled; None where none is."""
+        if not self._spool.wishes.cancels_any_of(segment.name):
+            return None
+        return lambda ordinal: self._is_cancelled(segment, ordinal)
+
     def _start(self) -> Claim | None:
         """Claims from our own lane of the window where it has any, so that workers rarely contest a name."""
         lane, lanes = self._liveness.place()
@@ -162,7 +168,7 @@ class Claims:
         limit = self._limit() if self._leg == self._legs[0] else None
         listed = False
         for loss in range(1, _TRIES + 1):
-            window = self._board.window(self._wanted, workers=lanes, limit=limit, exempt=self._is_cancelled)
+            window = self._board.window(self._wanted, workers=lanes, limit=limit, exempt=self._cancelled_of)
             if not window or self._unsettled:
                 return None
             ours = [candidate for candidate in window if candidate.ordinal % lanes == lane]
