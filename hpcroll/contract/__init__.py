@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 from hpcroll.contract.canonical import canonical_json, parse_version, sha256_hex
 from hpcroll.contract.ref import RolloutRef, group_id
 from hpcroll.contract.status import EndReason, FailureClass, Stage, Status, StopReason
-from hpcroll.contract.tokens import Flags, Floats, Ids, LogprobKind, SegmentTokens, Trajectory
+from hpcroll.contract.tokens import (
+    ExtraColumn,
+    Flags,
+    Floats,
+    Ids,
+    LogprobKind,
+    Ragged,
+    SegmentTokens,
+    Trajectory,
+)
 
 if TYPE_CHECKING:
     from hpcroll.contract.call import (
@@ -101,6 +110,7 @@ __all__ = [
     "ContextSpan",
     "Dropped",
     "EndReason",
+    "ExtraColumn",
     "Failure",
     "FailureClass",
     "Flags",
@@ -114,6 +124,7 @@ __all__ = [
     "Parent",
     "PolicyId",
     "PolicyRun",
+    "Ragged",
     "Record",
     "RecordedCall",
     "Rendering",

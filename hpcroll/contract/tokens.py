@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,11 +48,28 @@ class SegmentTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class Ragged:
+    """A column with any number of values for each token: `counts` uint32 (T,), `values` (counts.sum(),)."""
+
+    counts: NDArray[np.uint32]
+    values: NDArray[Any]
+
+
+ExtraColumn = tuple[NDArray[Any] | Ragged, ...]
+"""One array of shape (T, ...) for each segment, or one `Ragged`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A record and its token arrays, `tokens[i]` those of `record.segments[i]`."""
+    """A record and its token arrays, `tokens[i]` those of `record.segments[i]`.
+
+    `extra_columns` are optional further columns by name: log-probabilities of a reference policy, routed
+    experts, kept ids of top-p. Readers skip them unless asked.
+    """
 
     record: TrajectoryRecord
     tokens: tuple[SegmentTokens, ...]
+    extra_columns: Mapping[str, ExtraColumn] = field(default_factory=dict)
 
     @property
     def action_tokens(self) -> int:

@@ -14,6 +14,7 @@ bundles/<leg>/<segment>/<n>.a<k>              what a leg hands to the next
 journal/<incarnation>                         model calls, before the agent sees the reply
 events/<incarnation>.jsonl                    stage transitions, timings, failures
 shards/<incarnation>.<i>.shard | .log         trajectory records and their commit log
+shards/dict.<g> | dict.<g>.copy               dictionaries that records are compressed with, kept twice
 adopt/<incarnation>.<i>.<g>                   an adopter's index of a dead incarnation's shard
 packs/<g>                                     manifest of the g-th packed shard: its file and inputs
 packs/<g>-<token>.pack                        the data of a pack that was made to become the g-th
@@ -184,6 +185,9 @@ class RunPaths:
 
     def commit_log(self, incarnation: str, index: int) -> Path:
         return self.shards / f"{incarnation}.{index}.log"
+
+    def dictionary_file(self, generation: int, *, copy: bool = False) -> Path:
+        return self.shards / f"dict.{generation}{'.copy' if copy else ''}"
 
     def adoption_file(self, incarnation: str, index: int, generation: int) -> Path:
         return self.adopt / f"{incarnation}.{index}.{generation}"

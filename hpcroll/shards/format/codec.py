@@ -2,114 +2,131 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+import struct
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpcroll.contract import RolloutRef, SegmentTokens, Trajectory
+from hpcroll.contract import ExtraColumn, RolloutRef, SegmentTokens, Trajectory
 from hpcroll.errors import ShardCorruptError, ShardError
+from hpcroll.shards.format.columns import column_frames, read_columns
+from hpcroll.shards.format.dictionaries import Dictionary
 from hpcroll.shards.format.frames import FrameKind, Header, is_sound, join_frames, open_frame, parse_header
+from hpcroll.shards.format.summary import Summary, pack_summary, parse_summary
 
 if TYPE_CHECKING:
     from hpcroll.contract import TrajectoryRecord
 
-_BYTES_PER_TOKEN = 4 + 4 + 1 + 1
+__all__ = [
+    "Summary",
+    "decode_trajectory",
+    "encode_frames",
+    "encode_trajectory",
+    "raw_frames",
+    "read_extra_columns",
+    "read_record",
+    "read_summary",
+    "read_tokens",
+    "read_trajectory",
+]
 
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What filters, grouping and packing need of a record, without reading its other columns.
-
-    The lists have one entry per segment. `version_low` and `version_high` bound the policy versions of
-    its sampled tokens, -1 where it has none; `trained` counts the tokens of its loss mask, and is empty in
-    records that do not say.
-    """
-
-    incarnation: str
-    group_id: str
-    group_size: int
-    sample_index: int
-    task_id: str
-    status: str
-    trainable: bool
-    reward: float | None
-    reward_valid: bool
-    rollout_weight: float
-    policy_name: str
-    lineage: str
-    lengths: tuple[int, ...]
-    weights: tuple[float, ...]
-    version_low: tuple[int, ...]
-    version_high: tuple[int, ...]
-    trained: tuple[int, ...] = ()
-
-    @property
-    def usable(self) -> bool:
-        """Whether a trainer can use the rollout: it is trainable and its reward is valid."""
-        return self.trainable and self.reward_valid
-
-    @property
-    def oldest_version(self) -> int | None:
-        """The lowest policy version that sampled a token; None where none was sampled."""
-        return min((version for version in self.version_low if version >= 0), default=None)
+_TOKENS_BYTES = 4 + 1 + 1
+"""Of one token in its frame."""
 
 
 def encode_trajectory(trajectory: Trajectory, *, level: int = 3) -> bytes:
-    """`trajectory` as one self-contained record, as it stands in a shard; `level` is zstd's.
+    """`trajectory` as one self-contained record; `level` is zstd's.
 
     Raises `ShardError` where the rollout id is not SEGMENT/ORDINAL or the arrays do not match the record.
     """
+    return encode_frames(trajectory, raw_frames(trajectory), level=level)
+
+
+def encode_frames(
+    trajectory: Trajectory,
+    frames: Mapping[int, bytes],
+    *,
+    level: int,
+    dictionaries: Mapping[int, Dictionary] | None = None,
+) -> bytes:
+    """The record of `raw_frames(trajectory)`, as it stands in a shard of a run with these dictionaries."""
     record = trajectory.record
-    try:
-        ref = RolloutRef.parse(record.rollout_id)
-    except ValueError as error:
-        raise ShardError(f"rollout {record.rollout_id!r} cannot be stored: {error}") from error
+    return join_frames(_ref(record), record.attempt, frames, level=level, dictionaries=dictionaries)
+
+
+def raw_frames(trajectory: Trajectory) -> dict[int, bytes]:
+    """The frames of a record by kind, not yet compressed; raises what `encode_trajectory` raises."""
     from hpcroll.shards.format.record_json import record_bytes, text_bytes
 
-    frames = {
-        FrameKind.SUMMARY: json.dumps(asdict(_summary(trajectory)), separators=(",", ":")).encode(),
-        FrameKind.TOKENS: _tokens_bytes(trajectory),
-        FrameKind.RECORD: record_bytes(record),
-        FrameKind.TEXT: text_bytes(record),
-    }
-    return join_frames(ref, record.attempt, frames, level=level)
+    record, tokens = trajectory.record, trajectory.tokens
+    _ref(record)
+    lengths = [segment.length for segment in record.segments]
+    if any([len(getattr(part, name)) for part in tokens] != lengths for name in _ARRAYS):
+        raise ShardError(f"rollout {record.rollout_id}: its token arrays do not match its segments' lengths")
+    try:
+        return {
+            FrameKind.SUMMARY: pack_summary(_summary(trajectory)),
+            FrameKind.TOKENS: b"".join(
+                [
+                    *(np.ascontiguousarray(part.ids, "<u4").data for part in tokens),
+                    *(np.ascontiguousarray(part.sampled, "u1").data for part in tokens),
+                    *(np.ascontiguousarray(part.loss_mask, "u1").data for part in tokens),
+                ]
+            ),
+            FrameKind.LOGPROBS: b"".join(np.ascontiguousarray(part.logprobs, "<f4").data for part in tokens),
+            FrameKind.RECORD: record_bytes(record),
+            FrameKind.TEXT: text_bytes(record),
+            **column_frames(trajectory.extra_columns, lengths),
+        }
+    except (struct.error, ShardError) as error:
+        raise ShardError(f"rollout {record.rollout_id} cannot be stored: {error}") from error
 
 
 def decode_trajectory(data: bytes) -> Trajectory:
     """The trajectory of one record's bytes; raises `ShardCorruptError` unless every byte is as written."""
-    header = parse_header(data)
+    return read_trajectory(parse_header(data), data)
+
+
+def read_trajectory(header: Header | None, data: bytes) -> Trajectory:
+    """The trajectory of the record `data`, whose header may know the dictionaries of its run.
+
+    Raises `ShardCorruptError` unless every byte is as written, `ShardError` where a dictionary is missing.
+    """
     if header is None or header.record_bytes != len(data) or not is_sound(header, data):
         raise ShardCorruptError(
             f"{len(data)} bytes are not one whole trajectory record: they are cut short or damaged"
         )
-    summary = read_summary(header, data)
-    return Trajectory(read_record(header, data, text=True), read_tokens(header, summary, data))
+    return Trajectory(
+        read_record(header, data, text=True),
+        read_tokens(header, read_summary(header, data), data),
+        read_extra_columns(header, data),
+    )
 
 
 def read_summary(header: Header, data: bytes) -> Summary:
     """The summary column of a record."""
-    fields: dict[str, Any] = json.loads(open_frame(header, FrameKind.SUMMARY, data))
-    fields.setdefault("trained", ())
-    known = ((name, fields[name]) for name in Summary.__dataclass_fields__)
-    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in known}
-    return Summary(**values)
+    return parse_summary(open_frame(header, FrameKind.SUMMARY, data))
 
 
 def read_tokens(header: Header, summary: Summary, data: bytes) -> tuple[SegmentTokens, ...]:
-    """The token columns, one per segment: read-only views of one decompressed buffer."""
+    """The token columns, one per segment: read-only views of two decompressed buffers."""
     raw = open_frame(header, FrameKind.TOKENS, data)
+    raw_logprobs = open_frame(header, FrameKind.LOGPROBS, data)
     total = sum(summary.lengths)
-    if len(raw) != total * _BYTES_PER_TOKEN:
-        raise ShardCorruptError(f"rollout {header.ref}: {len(raw)} token bytes for {total} tokens")
+    if (len(raw), len(raw_logprobs)) != (total * _TOKENS_BYTES, total * 4):
+        raise ShardCorruptError(
+            f"rollout {header.ref}: {len(raw)} + {len(raw_logprobs)} bytes of tokens where {total} are"
+        )
     ids = np.frombuffer(raw, "<u4", total)
-    logprobs = np.frombuffer(raw, "<f4", total, 4 * total)
-    sampled = np.frombuffer(raw, np.uint8, total, 8 * total)
-    loss_mask = np.frombuffer(raw, np.uint8, total, 9 * total)
-    ends = np.cumsum(summary.lengths, dtype=np.int64)
-    spans = [slice(int(end) - length, int(end)) for end, length in zip(ends, summary.lengths, strict=True)]
-    return tuple(SegmentTokens(ids[s], sampled[s], loss_mask[s], logprobs[s]) for s in spans)
+    sampled = np.frombuffer(raw, np.uint8, total, 4 * total)
+    loss_mask = np.frombuffer(raw, np.uint8, total, 5 * total)
+    logprobs = np.frombuffer(raw_logprobs, "<f4")
+    found, start = [], 0
+    for length in summary.lengths:
+        own = slice(start, start := start + length)
+        found.append(SegmentTokens(ids[own], sampled[own], loss_mask[own], logprobs[own]))
+    return tuple(found)
 
 
 def read_record(header: Header, data: bytes, *, text: bool) -> TrajectoryRecord:
@@ -118,6 +135,26 @@ def read_record(header: Header, data: bytes, *, text: bool) -> TrajectoryRecord:
 
     raw = open_frame(header, FrameKind.RECORD, data)
     return parse_record(raw, open_frame(header, FrameKind.TEXT, data) if text else None)
+
+
+def read_extra_columns(
+    header: Header, data: bytes, names: Collection[str] | None = None
+) -> dict[str, ExtraColumn]:
+    """The optional columns `names` (None: all) that the record has: read-only, one array per segment."""
+    directory = None
+    if header.find(FrameKind.COLUMNS) is not None:
+        directory = open_frame(header, FrameKind.COLUMNS, data)
+    return read_columns(directory, lambda kind: open_frame(header, kind, data), names)
+
+
+_ARRAYS = tuple(SegmentTokens.__dataclass_fields__)
+
+
+def _ref(record: TrajectoryRecord) -> RolloutRef:
+    try:
+        return RolloutRef.parse(record.rollout_id)
+    except ValueError as error:
+        raise ShardError(f"rollout {record.rollout_id!r} cannot be stored: {error}") from error
 
 
 def _summary(trajectory: Trajectory) -> Summary:
@@ -142,18 +179,7 @@ def _summary(trajectory: Trajectory) -> Summary:
         version_low=tuple(min((run.version_low for run in segment), default=-1) for segment in runs),
         version_high=tuple(max((run.version_high for run in segment), default=-1) for segment in runs),
         trained=tuple(int(np.count_nonzero(tokens.loss_mask)) for tokens in trajectory.tokens),
+        sampled=tuple(int(np.count_nonzero(tokens.sampled)) for tokens in trajectory.tokens),
+        stop_reason=record.stop_reason,
+        run_s=record.timing.run.duration_s if record.timing.run is not None else None,
     )
-
-
-def _tokens_bytes(trajectory: Trajectory) -> bytes:
-    record, tokens = trajectory.record, trajectory.tokens
-    columns = (
-        (np.dtype("<u4"), [arrays.ids for arrays in tokens]),
-        (np.dtype("<f4"), [arrays.logprobs for arrays in tokens]),
-        (np.dtype("u1"), [arrays.sampled for arrays in tokens]),
-        (np.dtype("u1"), [arrays.loss_mask for arrays in tokens]),
-    )
-    lengths = [segment.length for segment in record.segments]
-    if any([len(part) for part in parts] != lengths for _, parts in columns):
-        raise ShardError(f"rollout {record.rollout_id}: its token arrays do not match its segments' lengths")
-    return b"".join(np.ascontiguousarray(part, dtype).tobytes() for dtype, parts in columns for part in parts)

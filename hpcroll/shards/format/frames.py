@@ -10,25 +10,26 @@ Layout, little-endian (docs/reference/shard-format.md):
     I   ordinal    of the rollout in its segment
     I   reserved   0
     Q   body       bytes of all frames together
-    then per frame:  I kind, I reserved, Q stored bytes, Q raw bytes, Q xxh3-64 of the stored bytes
+    then per frame:  I kind, I dictionary (0: none), Q stored bytes, Q raw bytes, Q xxh3-64 of the stored
     Q   xxh3-64 of everything before
 
-A file of such records needs no header, footer or index of its own: after a kill, what was written is there.
+A frame whose stored and raw bytes are equally many stands as it is; any other is one zstd frame. A file of
+such records needs no header, footer or index of its own: after a kill, what was written is there.
 """
 
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import xxhash
-import zstandard
 
 from hpcroll.contract import RolloutRef
 from hpcroll.errors import SchemaVersionError, ShardCorruptError
+from hpcroll.shards.format.compression import compress, decompress
+from hpcroll.shards.format.dictionaries import Dictionaries, Dictionary, find_dictionary
 
 MAGIC_PREFIX = b"hpcroll"
 MAJOR = 1
@@ -46,13 +47,22 @@ class FrameKind(IntEnum):
     """What a frame holds; frames stand in this order, so that a prefix of the record serves a trainer."""
 
     SUMMARY = 1
-    """JSON: what filters, groups and packing ask for."""
+    """What filters, groups and packing ask for; see `hpcroll.shards.format.summary`. Never compressed."""
     TOKENS = 2
-    """ids u32, log-probabilities f32, sampled u8, loss mask u8; each for all segments in a row."""
-    RECORD = 3
+    """ids u32, sampled u8, loss mask u8; each for all segments in a row."""
+    LOGPROBS = 3
+    """Log-probabilities f32, for all segments in a row."""
+    RECORD = 4
     """JSON: the record without messages and replies."""
-    TEXT = 4
+    TEXT = 5
     """JSON: messages and reply of each call."""
+    COLUMNS = 6
+    """JSON: the directory of optional columns; see `hpcroll.shards.format.columns`."""
+
+
+_NAMES: dict[int, str] = {kind.value: kind.name for kind in FrameKind}
+FIRST_EXTRA, LAST_EXTRA = 16, 63
+"""The kinds of frames that hold one optional column each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,7 @@ class Frame:
     """Where a frame lies within its record, and what its bytes hash to."""
 
     kind: int
+    dictionary: int
     start: int
     stored_bytes: int
     raw_bytes: int
@@ -76,38 +87,74 @@ class Header:
     header_bytes: int
     record_bytes: int
     checksum: int
+    dictionaries: Dictionaries | None = field(default=None, repr=False, compare=False)
+    """Where to find what the frames' dictionaries name."""
 
-    def frame(self, kind: FrameKind) -> Frame:
-        """The frame of `kind`; raises `ShardCorruptError` where the record has none."""
+    def find(self, kind: int) -> Frame | None:
+        """The frame of `kind`; None where the record has none."""
         for frame in self.frames:
             if frame.kind == kind:
                 return frame
-        raise ShardCorruptError(f"rollout {self.ref}: its record has no {kind.name} frame")
+        return None
 
-    def prefix_bytes(self, kinds: Iterable[FrameKind]) -> int:
+    def frame(self, kind: int) -> Frame:
+        """The frame of `kind`; raises `ShardCorruptError` where the record has none."""
+        frame = self.find(kind)
+        if frame is None:
+            raise ShardCorruptError(f"rollout {self.ref}: its record has no {_name(kind)} frame")
+        return frame
+
+    def prefix_bytes(self, kinds: Iterable[int]) -> int:
         """How many bytes from the record's start hold the header and the frames of `kinds`."""
         wanted = frozenset(kinds)
         ends = [f.start + f.stored_bytes for f in self.frames if f.kind in wanted]
         return max(ends, default=self.header_bytes)
 
 
-def join_frames(ref: RolloutRef, attempt: int, frames: Mapping[FrameKind, bytes], *, level: int) -> bytes:
-    """The record of `frames` (raw), compressed at zstd `level`."""
-    stored = {kind: _compressor(level).compress(raw) for kind, raw in sorted(frames.items())}
-    table = b"".join(
-        _FRAME.pack(kind, 0, len(data), len(frames[kind]), xxhash.xxh3_64_intdigest(data))
-        for kind, data in stored.items()
+def join_frames(
+    ref: RolloutRef,
+    attempt: int,
+    frames: Mapping[int, bytes],
+    *,
+    level: int,
+    dictionaries: Mapping[int, Dictionary] | None = None,
+) -> bytes:
+    """The record of `frames` (raw, by kind), compressed at zstd `level`.
+
+    `dictionaries`: with what to compress the frames of a kind; a reader needs the same one.
+    """
+    table, body = [], []
+    for kind, raw in sorted(frames.items()):
+        dictionary = dictionaries.get(kind) if dictionaries is not None else None
+        stored = raw if kind == FrameKind.SUMMARY else compress(raw, level, dictionary)
+        if len(stored) >= len(raw):
+            stored, dictionary = raw, None
+        named = dictionary.number if dictionary is not None else 0
+        table.append(_FRAME.pack(kind, named, len(stored), len(raw), xxhash.xxh3_64_intdigest(stored)))
+        body.append(stored)
+    head = b"".join(
+        [
+            _FIXED.pack(
+                MAGIC,
+                MINOR,
+                len(body),
+                attempt,
+                bytes.fromhex(ref.segment),
+                ref.ordinal,
+                0,
+                sum(map(len, body)),
+            ),
+            *table,
+        ]
     )
-    body = b"".join(stored.values())
-    segment = bytes.fromhex(ref.segment)
-    head = _FIXED.pack(MAGIC, MINOR, len(stored), attempt, segment, ref.ordinal, 0, len(body)) + table
-    return head + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(head)) + body
+    return b"".join([head, _CHECKSUM.pack(xxhash.xxh3_64_intdigest(head)), *body])
 
 
-def parse_header(data: bytes | memoryview) -> Header | None:
+def parse_header(data: bytes | memoryview, dictionaries: Dictionaries | None = None) -> Header | None:
     """The header that `data` begins with; None where it is short, torn, zeroed or damaged.
 
-    Raises `SchemaVersionError` for a sound header of another major version.
+    `dictionaries` are those of the run; a record that was made outside one names none. Raises
+    `SchemaVersionError` for a sound header of another major version.
     """
     if len(data) < _FIXED.size:
         return None
@@ -124,29 +171,34 @@ def parse_header(data: bytes | memoryview) -> Header | None:
         )
     frames, start = [], end + _CHECKSUM.size
     for index in range(count):
-        kind, _, stored, raw, digest = _FRAME.unpack_from(data, _FIXED.size + index * _FRAME.size)
-        frames.append(Frame(kind, start, stored, raw, digest))
+        kind, named, stored, raw, digest = _FRAME.unpack_from(data, _FIXED.size + index * _FRAME.size)
+        frames.append(Frame(kind, named, start, stored, raw, digest))
         start += stored
     ref = RolloutRef(segment.hex(), ordinal)
     header_bytes = end + _CHECKSUM.size
-    return Header(ref, attempt, tuple(frames), header_bytes, header_bytes + body, checksum)
+    return Header(ref, attempt, tuple(frames), header_bytes, header_bytes + body, checksum, dictionaries)
 
 
-def open_frame(header: Header, kind: FrameKind, record: bytes | memoryview) -> bytes:
+def open_frame(header: Header, kind: int, record: bytes | memoryview) -> bytes:
     """The raw bytes of a frame, from `record` (a record's bytes, at least up to that frame's end).
 
-    Raises `ShardCorruptError` where the bytes do not match their checksum.
+    Raises `ShardCorruptError` where the bytes do not match their checksum, `ShardError` where the dictionary
+    that they need is missing.
     """
     frame = header.frame(kind)
+    what = f"rollout {header.ref} attempt {header.attempt}: frame {_name(kind)}"
     stored = memoryview(record)[frame.start : frame.start + frame.stored_bytes]
     if len(stored) != frame.stored_bytes or xxhash.xxh3_64_intdigest(stored) != frame.checksum:
-        raise ShardCorruptError(
-            f"rollout {header.ref} attempt {header.attempt}: frame {kind.name} does not match its checksum"
-        )
-    return _decompressor().decompress(stored, max_output_size=frame.raw_bytes)
+        raise ShardCorruptError(f"{what} does not match its checksum")
+    if frame.stored_bytes == frame.raw_bytes:
+        return bytes(stored)
+    dictionary = None
+    if frame.dictionary:
+        dictionary = find_dictionary(header.dictionaries, frame.dictionary, what)
+    return decompress(stored, frame.raw_bytes, what, dictionary)
 
 
-def is_sound(header: Header, record: bytes | memoryview, kinds: Collection[FrameKind] | None = None) -> bool:
+def is_sound(header: Header, record: bytes | memoryview, kinds: Collection[int] | None = None) -> bool:
     """Whether the frames of `kinds` (None: all) in `record` match their checksums.
 
     `record` holds a record's bytes at least up to the last of those frames, else the answer is no.
@@ -160,18 +212,5 @@ def is_sound(header: Header, record: bytes | memoryview, kinds: Collection[Frame
     )
 
 
-_threads = threading.local()  # one (de)compressor per thread: a shared one crashes under concurrent use
-
-
-def _compressor(level: int) -> zstandard.ZstdCompressor:
-    by_level: dict[int, zstandard.ZstdCompressor] = _threads.__dict__.setdefault("compressors", {})
-    if level not in by_level:
-        by_level[level] = zstandard.ZstdCompressor(level=level)
-    return by_level[level]
-
-
-def _decompressor() -> zstandard.ZstdDecompressor:
-    found: zstandard.ZstdDecompressor | None = getattr(_threads, "decompressor", None)
-    if found is None:
-        found = _threads.decompressor = zstandard.ZstdDecompressor()
-    return found
+def _name(kind: int) -> str:
+    return _NAMES.get(kind, str(kind))

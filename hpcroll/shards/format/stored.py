@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
-from hpcroll.contract import RolloutRef, SegmentTokens, Status, Trajectory
+from hpcroll.contract import ExtraColumn, RolloutRef, SegmentTokens, Status, Trajectory
 from hpcroll.errors import ShardError
-from hpcroll.shards.format.codec import Summary, read_record, read_summary, read_tokens
-from hpcroll.shards.format.frames import FrameKind, Header
+from hpcroll.shards.format.codec import Summary, read_extra_columns, read_record, read_summary, read_tokens
+from hpcroll.shards.format.frames import FIRST_EXTRA, LAST_EXTRA, FrameKind, Header
 from hpcroll.shards.format.place import Place
 
 if TYPE_CHECKING:
@@ -25,19 +25,23 @@ class Column(StrEnum):
     """The record without messages and replies."""
     TEXT = "text"
     """Messages and replies; needs `record`, which it joins."""
+    EXTRA = "extra"
+    """Optional token columns, which only some records have; see `StoredTrajectory.extra_columns`."""
 
 
-_FRAMES = {
-    Column.TOKENS: FrameKind.TOKENS,
-    Column.RECORD: FrameKind.RECORD,
-    Column.TEXT: FrameKind.TEXT,
+_FRAMES: dict[Column, tuple[int, ...]] = {
+    Column.TOKENS: (FrameKind.TOKENS, FrameKind.LOGPROBS),
+    Column.RECORD: (FrameKind.RECORD,),
+    Column.TEXT: (FrameKind.TEXT,),
+    Column.EXTRA: (FrameKind.COLUMNS, *range(FIRST_EXTRA, LAST_EXTRA + 1)),
 }
-ALL_COLUMNS = frozenset(Column)
+ALL_COLUMNS = frozenset(Column) - {Column.EXTRA}
+"""What a reader gets that does not choose: everything but the optional columns."""
 
 
-def frames_of(columns: Collection[Column]) -> frozenset[FrameKind]:
-    """The frames that hold `columns`, the summary's included."""
-    return frozenset({FrameKind.SUMMARY, *(_FRAMES[column] for column in columns)})
+def frames_of(columns: Collection[Column]) -> frozenset[int]:
+    """The kinds of the frames that hold `columns`, the summary's included."""
+    return frozenset({FrameKind.SUMMARY, *(kind for column in columns for kind in _FRAMES[column])})
 
 
 class Source(Protocol):
@@ -56,6 +60,10 @@ class Source(Protocol):
         """The record; its calls hold messages and replies only with `text`."""
         ...
 
+    def extra_columns(self, names: Collection[str] | None) -> dict[str, ExtraColumn]:
+        """Those of the optional columns `names` (None: all) that the record has, read-only."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class RecordBytes:
@@ -72,6 +80,9 @@ class RecordBytes:
 
     def record(self, *, text: bool) -> TrajectoryRecord:
         return read_record(self.header, self.data, text=text)
+
+    def extra_columns(self, names: Collection[str] | None) -> dict[str, ExtraColumn]:
+        return read_extra_columns(self.header, self.data, names)
 
 
 @dataclass(slots=True)
@@ -135,11 +146,24 @@ class StoredTrajectory:
             self._record = self.source.record(text=Column.TEXT in self.columns)
         return self._record
 
+    def extra_columns(self, names: Collection[str] | None = None) -> dict[str, ExtraColumn]:
+        """Those of the optional token columns `names` (None: all) that the record has.
+
+        Each is one array per segment, of the dtype it was written with and shape (T, ...), or one `Ragged`;
+        read-only. Needs the column `extra`; decoded at each call.
+        """
+        self._require(Column.EXTRA)
+        return self.source.extra_columns(names)
+
     def trajectory(self) -> Trajectory:
-        """Record and token arrays as they were appended, given that every column was read."""
-        for column in Column:
+        """Record and token arrays as they were appended, given that these columns were read.
+
+        The optional columns are left out unless `extra` was read too.
+        """
+        for column in ALL_COLUMNS:
             self._require(column)
-        return Trajectory(self.record, self.tokens)
+        extra = self.extra_columns() if Column.EXTRA in self.columns else {}
+        return Trajectory(self.record, self.tokens, extra)
 
     def _require(self, column: Column) -> None:
         if column not in self.columns:

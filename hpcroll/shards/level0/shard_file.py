@@ -13,10 +13,10 @@ from hpcroll.fs.atomic import list_names, read_fresh
 from hpcroll.fs.links import read_token
 from hpcroll.fs.paths import RunPaths
 from hpcroll.shards.format.commit_log import RecordAddress, parse_marks
+from hpcroll.shards.format.dictionaries import dictionaries_of
 from hpcroll.shards.format.frames import (
     HEADER_BYTES_MOST,
     MAGIC_PREFIX,
-    FrameKind,
     Header,
     is_sound,
     parse_header,
@@ -72,6 +72,7 @@ class OpenShard:
         self.path = paths.shard_file(name.incarnation, name.index)
         self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         self.size = os.fstat(self._descriptor).st_size
+        self._dictionaries = dictionaries_of(paths)
 
     def __enter__(self) -> Self:
         return self
@@ -91,11 +92,9 @@ class OpenShard:
 
     def header_at(self, offset: int) -> Header | None:
         """The sound header of a record at `offset`; None where there is none (yet)."""
-        return parse_header(self.read(offset, HEADER_BYTES_MOST))
+        return parse_header(self.read(offset, HEADER_BYTES_MOST), self._dictionaries)
 
-    def frames_at(
-        self, offset: int, header: Header, kinds: Collection[FrameKind] | None = None
-    ) -> bytes | None:
+    def frames_at(self, offset: int, header: Header, kinds: Collection[int] | None = None) -> bytes | None:
         """The record at `offset` up to the last frame of `kinds` (None: all of it).
 
         None where those frames are not (yet) as they were written.

@@ -18,7 +18,7 @@ from hpcroll.shards.level1.table import encode_table
 ABSENT = (1 << 64) - 1
 """Stands for the length of what a row does not have."""
 _LOWEST_FLOAT16 = np.float32(np.finfo(np.float16).min)
-_IN_COLUMNS = frozenset({FrameKind.SUMMARY, FrameKind.TOKENS})
+_IN_COLUMNS = frozenset({FrameKind.SUMMARY, FrameKind.TOKENS, FrameKind.LOGPROBS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class PackedRow:
             summary=summary,
             tokens=read_tokens(header, summary, data),
             frames={
-                frame.kind: open_frame(header, FrameKind(frame.kind), data)
+                frame.kind: open_frame(header, frame.kind, data)
                 for frame in header.frames
                 if frame.kind not in _IN_COLUMNS
             },

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcroll.contract import Flags, Floats, Ids, SegmentTokens
+from hpcroll.contract import ExtraColumn, Flags, Floats, Ids, SegmentTokens
 from hpcroll.errors import ShardCorruptError
 from hpcroll.shards.format.codec import Summary
+from hpcroll.shards.format.columns import read_columns
 from hpcroll.shards.format.frames import FrameKind
 from hpcroll.shards.level1.block import BlockHeader, BlockKind, Encoding, open_block_frame
 from hpcroll.shards.level1.block_writer import ABSENT
@@ -46,9 +47,18 @@ class LoadedBlock:
         self._columns: tuple[Ids, Flags, Flags, Floats] | None = None
         self._ragged: dict[int, tuple[NDArray[np.int64], NDArray[np.bool_], bytes]] = {}
 
+    @property
+    def kinds(self) -> frozenset[int]:
+        """Of the frames that were read."""
+        return frozenset(self._stored)
+
     def has(self, kinds: Collection[int]) -> bool:
         """Whether every frame of `kinds` that the block holds was read."""
         return all(kind in self._stored or self._header.frame(kind) is None for kind in kinds)
+
+    def holds(self, kind: int) -> bool:
+        """Whether any row of the block has a frame of `kind`."""
+        return self._header.frame(kind) is not None
 
     def tokens(self, row: int) -> tuple[SegmentTokens, ...]:
         """The token arrays of row `row` of the pack, one per segment: read-only views of the block's."""
@@ -143,8 +153,13 @@ class PackedSource:
         raw = self._require(FrameKind.RECORD)
         return parse_record(raw, self._require(FrameKind.TEXT) if text else None)
 
-    def _require(self, kind: FrameKind) -> bytes:
+    def extra_columns(self, names: Collection[str] | None) -> dict[str, ExtraColumn]:
+        if not self._block.holds(FrameKind.COLUMNS):
+            return {}
+        return read_columns(self._block.ragged(FrameKind.COLUMNS, self._row), self._require, names)
+
+    def _require(self, kind: int) -> bytes:
         raw = self._block.ragged(kind, self._row)
         if raw is None:
-            raise ShardCorruptError(f"rollout {self._rows.ref(self._row)}: its row has no {kind.name}")
+            raise ShardCorruptError(f"rollout {self._rows.ref(self._row)}: its row has no frame {kind}")
         return raw

@@ -31,9 +31,11 @@ _ROW_DTYPES: dict[str, Any] = {
     "sample_index": np.uint32,
     "task": np.uint32,
     "status": np.uint32,
+    "stop_reason": np.uint32,
     "flags": np.uint8,
     "reward": np.float64,
     "rollout_weight": np.float64,
+    "run_s": np.float64,
     "policy_name": np.uint32,
     "lineage": np.uint32,
     "segments": np.uint32,
@@ -44,6 +46,7 @@ _SEGMENT_DTYPES: dict[str, Any] = {
     "version_low": np.int64,
     "version_high": np.int64,
     "trained": np.int64,
+    "sampled": np.int64,
 }
 _NOT_SAID = -1
 
@@ -55,12 +58,14 @@ class RowColumns:
     Shape (R,): `segment` uint64 (of the manifest, its 16 hexadecimal digits as a number), `ordinal` uint32,
     `attempt` uint32; the level-0 entry: `incarnation` (string), `shard_index` uint32, `offset` uint64 in
     bytes, `checksum` uint64 of its record's header; `group` (string), `group_size` uint32, `sample_index`
-    uint32, `task` (string), `status` (string), `flags` uint8 (see `trainable`, `reward_valid`), `reward`
-    float64 (NaN where there is none), `rollout_weight` float64, `policy_name`, `lineage` (strings),
-    `segments` uint32, how many of the S are the row's.
+    uint32, `task` (string), `status`, `stop_reason` (strings), `flags` uint8 (see `trainable`,
+    `reward_valid`), `reward` float64 (NaN where there is none), `rollout_weight` float64, `run_s` float64
+    (NaN where nothing ran), `policy_name`, `lineage` (strings), `segments` uint32, how many of the S are the
+    row's.
 
     Shape (S,): `lengths` uint32 in tokens, `weights` float64, `version_low` and `version_high` int64 (-1
-    where nothing was sampled), `trained` int64 (tokens of the loss mask, -1 where the record does not say).
+    where nothing was sampled), `trained` int64 (tokens of the loss mask, -1 where the record does not say),
+    `sampled` int64, likewise.
     `first_segment` int64 (R + 1,): where the segments of each row begin.
     """
 
@@ -77,9 +82,11 @@ class RowColumns:
     sample_index: NDArray[np.uint32]
     task: NDArray[np.uint32]
     status: NDArray[np.uint32]
+    stop_reason: NDArray[np.uint32]
     flags: NDArray[np.uint8]
     reward: NDArray[np.float64]
     rollout_weight: NDArray[np.float64]
+    run_s: NDArray[np.float64]
     policy_name: NDArray[np.uint32]
     lineage: NDArray[np.uint32]
     segments: NDArray[np.uint32]
@@ -88,6 +95,7 @@ class RowColumns:
     version_low: NDArray[np.int64]
     version_high: NDArray[np.int64]
     trained: NDArray[np.int64]
+    sampled: NDArray[np.int64]
     first_segment: NDArray[np.int64]
 
     @classmethod
@@ -135,6 +143,8 @@ class RowColumns:
         flags = int(self.flags[row])
         own = slice(self.first_segment[row], self.first_segment[row + 1])
         trained = tuple(self.trained[own].tolist())
+        sampled = tuple(self.sampled[own].tolist())
+        run_s = float(self.run_s[row])
         return Summary(
             incarnation=self.strings[self.incarnation[row]],
             group_id=self.strings[self.group[row]],
@@ -153,6 +163,9 @@ class RowColumns:
             version_low=tuple(self.version_low[own].tolist()),
             version_high=tuple(self.version_high[own].tolist()),
             trained=() if _NOT_SAID in trained else trained,
+            sampled=() if _NOT_SAID in sampled else sampled,
+            stop_reason=self.strings[self.stop_reason[row]],
+            run_s=None if np.isnan(run_s) else run_s,
         )
 
 
@@ -181,11 +194,13 @@ class RowCollector:
             sample_index=summary.sample_index,
             task=number(summary.task_id),
             status=number(summary.status),
+            stop_reason=number(summary.stop_reason),
             flags=summary.trainable * _TRAINABLE
             + summary.reward_valid * _REWARD_VALID
             + has_reward * _HAS_REWARD,
             reward=summary.reward if has_reward else np.nan,
             rollout_weight=summary.rollout_weight,
+            run_s=summary.run_s if summary.run_s is not None else np.nan,
             policy_name=number(summary.policy_name),
             lineage=number(summary.lineage),
             segments=len(summary.lengths),
@@ -212,6 +227,7 @@ def _segment_values(summary: Summary) -> dict[str, Sequence[float]]:
         "version_low": summary.version_low,
         "version_high": summary.version_high,
         "trained": summary.trained or [_NOT_SAID] * len(summary.lengths),
+        "sampled": summary.sampled or [_NOT_SAID] * len(summary.lengths),
     }
 
 
@@ -232,4 +248,4 @@ def join_rows(tables: Sequence[Columns]) -> dict[str, NDArray[Any]]:
     return joined | strings.columns()
 
 
-_TEXT_COLUMNS = frozenset({"incarnation", "group", "task", "status", "policy_name", "lineage"})
+_TEXT_COLUMNS = frozenset({"incarnation", "group", "task", "status", "stop_reason", "policy_name", "lineage"})
