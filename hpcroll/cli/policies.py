@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hpcroll.cli.options import Json, RunDirectory
+
+if TYPE_CHECKING:
+    from hpcroll.policy import Allowance, Lineage
 
 _NAME = typer.Option("--name", help="Policy; the config's model.name where absent.")
 _PARTY = typer.Option("--as", help="Whose pause it is; the pauses of several add up.")
@@ -15,9 +18,9 @@ _PARTY = typer.Option("--as", help="Whose pause it is; the pauses of several add
 def register(app: typer.Typer) -> None:
     """Adds the commands to `app`."""
     app.command()(endpoint)
-    group = typer.Typer(no_args_is_help=True, help="Versions of the policy, and pauses for new weights.")
+    group = typer.Typer(no_args_is_help=True, help="Versions of the policy, pauses and the window.")
     group.command("list")(list_versions)
-    for command in (publish, pause, resume):
+    for command in (publish, pause, resume, window):
         group.command()(command)
     app.add_typer(group, name="policy")
 
@@ -53,25 +56,39 @@ def endpoint(
 
 
 def list_versions(run_dir: RunDirectory, json: Json = False) -> None:
-    """List the published versions, in order of publication, and say which pauses are in force."""
+    """List the published versions, in order, with their lag; then lineages, pauses and the window.
+
+    The lag counts versions up to the newest one, along the branches; none where that does not go back to it.
+    """
     from hpcroll.api import Run
     from hpcroll.cli.output import print_rows, say
 
     policy = Run.open(run_dir).policy
+    versions = policy.versions()
+    lineages = {
+        (lineage.policy_name, lineage.name): lineage
+        for name in dict.fromkeys(entry.policy_name for entry in versions)
+        for lineage in policy.lineages(name)
+    }
     rows = [
         {
             "name": entry.policy_name,
             "lineage": entry.lineage,
             "version": entry.version,
+            "lag": lineages[entry.policy_name, entry.lineage].behind(entry.version),
             "weights": entry.weights,
             "digest": entry.weights_digest,
             "published_at": entry.published_at,
         }
-        for entry in policy.versions()
+        for entry in versions
     ]
     print_rows(rows, as_json=json, empty="no version was published")
+    for lineage in lineages.values():
+        say(_describe(lineage))
     for pause in policy.pauses():
         say(f"paused by {pause.name} ({pause.made_by}), for at most {pause.max_s:g} s")
+    if (allowed := policy.allowance()).bounds is not None:
+        say(_allowed(allowed))
 
 
 def publish(
@@ -81,12 +98,17 @@ def publish(
     digest: Annotated[str | None, typer.Option(help="Digest of the weights.")] = None,
     name: Annotated[str | None, _NAME] = None,
     lineage: Annotated[str, typer.Option(help="New after a restart from an older checkpoint.")] = "main",
+    parent: Annotated[
+        str | None, typer.Option(metavar="LINEAGE@VERSION", help="What a new lineage restarted from.")
+    ] = None,
 ) -> None:
     """Publish a version; the same one again changes nothing, with other weights it is refused."""
     from hpcroll.api import Run
 
     policy = Run.open(run_dir).policy
-    entry = policy.publish(version, weights=weights, digest=digest, name=name, lineage=lineage)
+    entry = policy.publish(
+        version, weights=weights, digest=digest, name=name, lineage=lineage, parent=_parse_parent(parent)
+    )
     print(f"published: {entry.policy_name}/{entry.lineage}@{entry.version}")
 
 
@@ -125,3 +147,86 @@ def resume(
     lifted = policy.resume(None if everyone else party)
     left = ", ".join(pause.name for pause in policy.pauses())
     print(("resumed" if lifted else "nothing to resume") + (f"; still paused by {left}" if left else ""))
+
+
+def window(
+    run_dir: RunDirectory,
+    groups: Annotated[
+        int | None, typer.Option(min=1, help="Groups that may be started and not settled.")
+    ] = None,
+    versions: Annotated[
+        int | None, typer.Option(min=0, help="Versions that rollouts may be ahead; with the next one.")
+    ] = None,
+    groups_per_version: Annotated[
+        int | None, typer.Option("--groups-per-version", min=1, help="Groups trained on for each version.")
+    ] = None,
+    settle: Annotated[
+        int | None, typer.Option(min=0, help="Say for the trainer that it is through with this many groups.")
+    ] = None,
+    off: Annotated[bool, typer.Option("--off", help="Take the window away.")] = False,
+    json: Json = False,
+) -> None:
+    """Set how far rollouts may be ahead of the trainer; without options, say what may be started."""
+    from hpcroll.api import Run
+    from hpcroll.cli.output import print_json
+    from hpcroll.errors import ConfigError
+
+    policy = Run.open(run_dir).policy
+    given = (groups, versions, groups_per_version) != (None, None, None)
+    if off and given:
+        raise ConfigError("--off takes the window away; give it without bounds")
+    if off:
+        policy.lift_window()
+    elif given:
+        policy.window(groups=groups, versions=versions, groups_per_version=groups_per_version)
+    if settle is not None:
+        policy.settle(settle)
+    allowed = policy.allowance()
+    if json:
+        print_json(_allowance_json(allowed))
+    else:
+        print(_allowed(allowed))
+
+
+def _parse_parent(text: str | None) -> tuple[str, int] | None:
+    from hpcroll.errors import ConfigError
+
+    if text is None:
+        return None
+    lineage, _, version = text.rpartition("@")
+    if not lineage or not version.isdecimal():
+        raise ConfigError(f"--parent {text!r} is not LINEAGE@VERSION, such as main@12")
+    return lineage, int(version)
+
+
+def _describe(lineage: Lineage) -> str:
+    text = f"lineage {lineage.policy_name}/{lineage.name}: versions {lineage.first} to {lineage.latest}"
+    if lineage.parent is not None:
+        text += f", from {lineage.parent.lineage}@{lineage.parent.version}"
+    if lineage.lag is None:
+        return f"{text}; the newest version does not go back to it"
+    return (
+        f"{text}; {lineage.lag} behind from version {lineage.kept} on" if lineage.lag else f"{text}; newest"
+    )
+
+
+def _allowed(allowed: Allowance) -> str:
+    if allowed.bounds is None:
+        return f"no window; {allowed.settled} groups settled"
+    bounds = [f"{by} by {name}" for name, by in _limits(allowed).items() if by is not None]
+    return f"groups below {allowed.limit} may be started ({', '.join(bounds)}); {allowed.settled} settled"
+
+
+def _limits(allowed: Allowance) -> dict[str, int | None]:
+    return {"groups": allowed.by_groups, "versions": allowed.by_versions}
+
+
+def _allowance_json(allowed: Allowance) -> dict[str, Any]:
+    bounds = None if allowed.bounds is None else allowed.bounds.model_dump()
+    return {
+        "bounds": bounds,
+        "limit": allowed.limit,
+        "limits": _limits(allowed),
+        "settled": allowed.settled,
+        "dropped": allowed.dropped,
+    }

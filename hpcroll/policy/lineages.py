@@ -26,19 +26,25 @@ class Lineage:
     lag: int | None
     """How many versions the newest is ahead of `kept`; 0 for the lineage of the newest one."""
 
+    def behind(self, version: int) -> int | None:
+        """How many versions `version` is behind the newest; None where that does not go back to it."""
+        if self.kept is None or self.lag is None or version > self.kept:
+            return None
+        return self.lag + self.kept - version
+
 
 def lineages(versions: Sequence[PolicyVersion]) -> tuple[Lineage, ...]:
-    """The lineages of `versions`, in order of their first publication; the last entry is the newest."""
-    grouped: dict[tuple[str, str], list[PolicyVersion]] = {}
+    """The lineages of one policy's `versions`, in order of their first publication."""
+    lines: dict[str, list[PolicyVersion]] = {}
     for entry in versions:
-        grouped.setdefault((entry.policy_name, entry.lineage), []).append(entry)
+        lines.setdefault(entry.lineage, []).append(entry)
+    ancestors = _ancestry(versions)
     found = []
-    for (policy_name, name), line in grouped.items():
-        ancestors = ancestry([entry for entry in versions if entry.policy_name == policy_name])
+    for name, line in lines.items():
         kept, lag = ancestors.get(name, (None, None))
         found.append(
             Lineage(
-                policy_name=policy_name,
+                policy_name=line[0].policy_name,
                 name=name,
                 first=line[0].version,
                 latest=line[-1].version,
@@ -51,7 +57,7 @@ def lineages(versions: Sequence[PolicyVersion]) -> tuple[Lineage, ...]:
     return tuple(found)
 
 
-def ancestry(versions: Sequence[PolicyVersion]) -> dict[str, tuple[int, int]]:
+def _ancestry(versions: Sequence[PolicyVersion]) -> dict[str, tuple[int, int]]:
     """What the last of one policy's `versions` goes back to.
 
     By lineage, its own included: the last version that counts, and how many versions behind that is.
@@ -67,16 +73,6 @@ def ancestry(versions: Sequence[PolicyVersion]) -> dict[str, tuple[int, int]]:
         behind += version - first.base.version
         lineage, version = first.parent.lineage, first.parent.version
     return line
-
-
-def lag(versions: Sequence[PolicyVersion], lineage: str, version: int) -> int | None:
-    """How many versions `version` of `lineage` is behind the last of one policy's `versions`.
-
-    Counted along the branches. None where the last one does not go back to it: it was published after
-    another lineage left its own, or its lineage is unknown.
-    """
-    kept, behind = ancestry(versions).get(lineage, (-1, 0))
-    return None if version > kept else behind + kept - version
 
 
 def base_of(

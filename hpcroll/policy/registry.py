@@ -15,7 +15,7 @@ from hpcroll.errors import ConfigError
 from hpcroll.fs.paths import RunPaths
 from hpcroll.policy.endpoints import DEFAULT_KIND, Endpoint, EndpointLease, EndpointWatch, register
 from hpcroll.policy.gates import GateWatch
-from hpcroll.policy.lineages import Lineage, base_of, lag, lineages
+from hpcroll.policy.lineages import Lineage, base_of, lineages
 from hpcroll.policy.pauses import Pause, PauseMode, Pauses
 from hpcroll.policy.versions import VersionChain
 from hpcroll.policy.window import Allowance, Window, WindowState, allowance
@@ -127,9 +127,9 @@ class PolicyRegistry:
         where the newest version does not go back to it, or where the lineage is unknown.
         """
         mine = self._of(name)
-        if lineage is None:
-            lineage = mine[-1].lineage if mine else ""
-        return lag(mine, lineage, version)
+        wanted = mine[-1].lineage if mine and lineage is None else lineage
+        found = next((line for line in lineages(mine) if line.name == wanted), None)
+        return None if found is None else found.behind(version)
 
     def window(
         self,

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcroll.contract import Status
+from hpcroll.policy import Allowance
 from hpcroll.report.status import RunStatus
 
 _STYLES = {
@@ -99,6 +100,8 @@ def _rows(status: RunStatus) -> list[tuple[str, RenderableType]]:
             Text(_policy(status)),
         ),
     ]
+    if status.window is not None:
+        rows.append(("window", Text(_window(status.window, status.waiting_groups))))
     rows += [
         ("failed attempts", Text(f"{item.failure_class} {item.count}: {item.text}", style="red"))
         for item in status.failures
@@ -137,3 +140,8 @@ def _duration(seconds: float | None) -> str:
 def _policy(status: RunStatus) -> str:
     version = "none published" if status.policy_version is None else f"version {status.policy_version}"
     return f"{version}, paused by {', '.join(status.paused_by)}" if status.paused_by else version
+
+
+def _window(window: Allowance, waiting_groups: int) -> str:
+    text = f"groups below {window.limit} may start, {window.settled} are settled"
+    return f"{text}; {waiting_groups} wait behind it" if waiting_groups else text

@@ -11,7 +11,7 @@ from typing import Any
 from hpcroll.contract import Stage, Status
 from hpcroll.fs import list_names
 from hpcroll.launch import JobHandle, JobState
-from hpcroll.policy import PolicyRegistry
+from hpcroll.policy import Allowance, PolicyRegistry
 from hpcroll.report.failures import FailureExample, failure_examples
 from hpcroll.spool import Beat, ExactCounts, RunCounts, Spool, WorkerState
 
@@ -63,6 +63,10 @@ class RunStatus:
     """Counted names, where they were asked for."""
     paused_by: tuple[str, ...] = ()
     """Whose pauses of model calls are in force."""
+    window: Allowance | None = None
+    """How far rollouts may be ahead of the trainer; None where nothing bounds them."""
+    waiting_groups: int = 0
+    """Groups that the window does not let start yet."""
 
     @property
     def done(self) -> bool:
@@ -102,6 +106,7 @@ class RunStatus:
             "shards": {"files": self.shards, "bytes": self.shard_bytes},
             "policy_version": self.policy_version,
             "paused_by": list(self.paused_by),
+            "window": _window_json(self.window, self.waiting_groups),
             "endpoints": list(self.endpoints),
             "submissions": [{"key": key, "rollouts": size} for key, size in self.submissions],
             "exact": None
@@ -130,7 +135,7 @@ class StatusObserver:
     _beats: dict[str, _Seen] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.registry = PolicyRegistry(self.spool.paths)
+        self.registry = PolicyRegistry(self.spool.paths, name=self.spool.config.model.name)
 
     def observe(
         self,
@@ -146,7 +151,9 @@ class StatusObserver:
         rate_per_min = self._rate(now, counts)
         left = counts.total - counts.committed
         files = [name for name in list_names(spool.paths.shards) if name.endswith(".shard")]
-        latest = self.registry.latest(spool.config.model.name)
+        latest = self.registry.latest()
+        window = self.registry.allowance()
+        groups = sum(segment.header.tasks for segment in spool.segments())
         return RunStatus(
             run_dir=str(spool.paths.root),
             run_id=spool.run_id,
@@ -172,6 +179,8 @@ class StatusObserver:
             submissions=tuple((segment.key, segment.size) for segment in spool.segments()),
             exact=spool.exact_counts() if exact else None,
             paused_by=tuple(pause.name for pause in self.registry.pauses()),
+            window=window if window.bounds is not None else None,
+            waiting_groups=0 if window.limit is None else max(0, groups - window.limit),
         )
 
     def _registered(self) -> list[str]:
@@ -202,6 +211,12 @@ class StatusObserver:
         started = [worker.info.started_at for worker in counts.workers if worker.info.role == "worker"]
         span_s = time.time() - min(started, default=time.time())
         return 60 * committed / span_s if len(self._history) == 1 and committed and span_s > 0 else None
+
+
+def _window_json(window: Allowance | None, waiting_groups: int) -> dict[str, int | None] | None:
+    if window is None:
+        return None
+    return {"limit": window.limit, "settled": window.settled, "waiting_groups": waiting_groups}
 
 
 def _counter(beat: Beat | None) -> int:
