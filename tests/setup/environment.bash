@@ -84,9 +84,9 @@ install_project() { # into the venv; skipped while what it depends on is unchang
     local stamp=$venv_dir/.project key
     key=$({ cat "$source_dir/pyproject.toml"; "$venv_dir/bin/python" -V; } | sha256sum)
     if [ "$(cat "$stamp" 2>/dev/null)" != "$key" ]; then
-        say "installing the project with [all,dev] into $venv_dir"
+        say "installing the project with [all,torch,dev] into $venv_dir"
         rm -f "$stamp"
-        "$venv_dir/bin/python" -m pip install --quiet --editable "${source_dir}[all,dev]" </dev/null ||
+        "$venv_dir/bin/python" -m pip install --quiet --editable "${source_dir}[all,torch,dev]" </dev/null ||
             die "pip could not install the project; is an index reachable?"
         echo "$key" >"$stamp"
     fi
