@@ -13,7 +13,7 @@ from hpcroll.contract import Floats, Ids
 from tests.benchmarks.shards_corpus import TURN_ENDS, TURN_OPENS
 from tests.benchmarks.shards_repository import Repository
 
-SAMPLED_SHARE = 0.22
+SAMPLED_SHARE = 0.17
 """Of a turn that is not the last, at the median; the rest is what the agent was told."""
 _LONG_REPLY = 1200
 _MOVES = (("view", 45), ("search", 18), ("test", 19), ("edit", 18))
@@ -183,8 +183,8 @@ def sampled_logprobs(rng: np.random.Generator, count: int) -> Floats:
     kind = rng.random(count)
     others = 10 ** np.where(kind < 0.6, rng.uniform(-7, -2, count), rng.uniform(-2, 0, count))
     values = -np.log1p(others)
-    surprised = kind > 0.86
-    values[surprised] -= rng.exponential(1.4, int(surprised.sum()))
+    surprised = kind > 0.84
+    values[surprised] -= rng.exponential(1.8, int(surprised.sum()))
     return values.astype(np.float32)
 
 

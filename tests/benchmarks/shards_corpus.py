@@ -24,7 +24,7 @@ VOCABULARY = 151_936
 FIRST_CONTROL_ID = 151_643
 TURN_OPENS, TURN_ENDS = FIRST_CONTROL_ID + 1, FIRST_CONTROL_ID + 2
 """Around each message; no text encodes to them."""
-_PIECES = re.compile(r"[ _]?[A-Za-z]{1,14}|\d|\n+ *|  +|[^\sA-Za-z\d]{1,3}|\s|.", re.DOTALL)
+_PIECES = re.compile(r"\\[nt]|[ _]?[A-Za-z]{1,14}|\d|\n+ *|  +|[ ]?[^\sA-Za-z\d]{1,3}|\s|.", re.DOTALL)
 _SKIPPED = frozenset({"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "ensurepip"})
 _CORPUS_BYTES = 9_000_000
 _PROSE = re.compile(r'"""(.+?)"""', re.DOTALL)

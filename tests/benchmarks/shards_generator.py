@@ -99,7 +99,7 @@ def _trajectory(setting: Setting, sample: int, seed: int, incarnation: str) -> T
     name = f"sample {seed} {setting.group} {sample}"
     rng = random.Random(name)
     numbers = np.random.default_rng(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little"))
-    tokens = int(min(LONGEST * 0.95, max(SHORTEST * 1.1, setting.tokens * rng.lognormvariate(0, 0.3))))
+    tokens = int(min(LONGEST * 0.95, max(SHORTEST * 1.2, setting.tokens * rng.lognormvariate(0, 0.3))))
     talk = Conversation(setting.repository, rng, head=setting.head, habits=setting.habits, tokens=tokens)
     ref = RolloutRef(_SEGMENT, setting.group * GROUP_SIZE + sample)
     version = setting.group // 16 + (rng.random() < 0.2)

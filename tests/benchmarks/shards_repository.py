@@ -59,8 +59,10 @@ class Repository:
         pages = max(1, file.line_count // 40)
         start = 40 * min(int(rng.paretovariate(0.6)) - 1, pages - 1)
         lines = range(start, min(start + wanted, file.line_count))
-        command = f"sed -n '{start + 1},{start + wanted}p' {file.path} | cat -n"
-        return command, [part for n in lines for part in (self._number(n + 1), file.line(n))]
+        command = f"sed -n '{start + 1},{start + wanted}p' {file.path}"
+        if rng.random() < 0.6:
+            return command, [file.line(n) for n in lines]
+        return f"{command} | cat -n", [part for n in lines for part in (self._number(n + 1), file.line(n))]
 
     def search(self, rng: random.Random, budget: int) -> tuple[str, list[Ids]]:
         """A command that finds a word in every file, and its output of at most about `budget` ids."""
