@@ -25,6 +25,10 @@ class ReadCounts:
     """Damaged places in finished shards, a torn last record included; each is skipped."""
     committed_lost: int = 0
     """Those of them that held a committed record."""
+    opens: int = 0
+    """Files that were opened, also in vain."""
+    listings: int = 0
+    """Directories that were listed."""
 
 
 class _Fate(Enum):

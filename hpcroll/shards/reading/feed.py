@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpcroll.errors import ConfigError, ShardCorruptError
+from hpcroll.errors import ConfigError
 from hpcroll.fs.atomic import read_fresh
-from hpcroll.fs.paths import RunPaths
-from hpcroll.shards.format.place import Place, ShardName
-from hpcroll.shards.format.stored import Column, StoredTrajectory, frames_of, stored_record
-from hpcroll.shards.level0.shard_file import OpenShard, is_finished, list_shards
-from hpcroll.shards.level0.walk import ReadCounts, ShardWalk
+from hpcroll.shards.format.place import ShardName
+from hpcroll.shards.format.stored import Column, StoredTrajectory
+from hpcroll.shards.level0.shard_file import is_finished, list_shards
+from hpcroll.shards.level0.walk import ShardWalk
+from hpcroll.shards.reading.store import Store
 
 _SLOWEST_POLLS = 8
 """A quiet shard is looked at this many poll intervals apart, at most."""
@@ -47,15 +47,17 @@ class Feed:
 
     def __init__(
         self,
-        paths: RunPaths,
+        store: Store,
         leg: str,
         *,
         columns: frozenset[Column],
         trust_marks: bool,
         following: Following | None,
     ) -> None:
-        self.counts = ReadCounts()
-        self._paths = paths
+        self.counts = store.counts
+        self.ended: str | None = None
+        """Why the stream ended: `closed`, the run is; `stopped`, the follower was; None while it goes on."""
+        self._paths = store.paths
         self._leg = leg
         self._columns = columns
         self._trust_marks = trust_marks
@@ -67,26 +69,15 @@ class Feed:
         if self._following is None:
             for name in list_shards(self._paths):
                 yield from self._walk(name).advance()
+            self.ended = "closed"
         else:
             yield from self._follow(self._following)
-
-    def read_again(self, place: Place, columns: frozenset[Column]) -> StoredTrajectory:
-        """The record at `place`, which was handed out before, with other columns."""
-        with OpenShard(self._paths, place.shard) as shard:
-            header = shard.header_at(place.offset)
-            data = None if header is None else shard.frames_at(place.offset, header, frames_of(columns))
-        if header is None or data is None:
-            raise ShardCorruptError(
-                f"{self._paths.shard_file(place.shard.incarnation, place.shard.index)}: the record at "
-                f"{place.offset} was readable and is not any more; run `hpcroll shards verify`"
-            )
-        return stored_record(place, header, columns, data)
 
     def state(self) -> dict[str, Any]:
         """The position, as JSON: per shard the bytes passed and the offsets that may still be committed."""
         return {str(name): [walk.seen, list(walk.pending)] for name, walk in self._walks.items()}
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         """Goes on from a position that `state` gave."""
         for text, (seen, pending) in state.items():
             name = ShardName.parse(text)
@@ -103,14 +94,17 @@ class Feed:
         return self._walks[name]
 
     def _follow(self, following: Following) -> Iterator[StoredTrajectory]:
+        self.ended = None
         while True:
             # Asked before the shards are: whatever was committed before then is still delivered.
-            ending = following.stop() or read_fresh(self._paths.closed) is not None
+            closed = read_fresh(self._paths.closed) is not None
+            ending = "closed" if closed else "stopped" if following.stop() else None
             delivered = self.counts.delivered
             for name in list_shards(self._paths):
-                yield from self._look(name, following.poll_s, forced=ending)
+                yield from self._look(name, following.poll_s, forced=ending is not None)
             if self.counts.delivered == delivered:
                 if ending:
+                    self.ended = ending
                     return
                 time.sleep(following.poll_s)
 

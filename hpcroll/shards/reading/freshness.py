@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
-from typing import TYPE_CHECKING
 
-from hpcroll.errors import ShardError
+from hpcroll.contract import parse_version
+from hpcroll.errors import SchemaVersionError, ShardError
 from hpcroll.fs.atomic import read_fresh
 from hpcroll.fs.paths import RunPaths
 from hpcroll.shards.format.codec import Summary
 
-if TYPE_CHECKING:
-    from hpcroll.contract.policy import PolicyVersion
-
+_READABLE_MAJOR = 1
 _REREAD_S = 0.2
 """Seconds for which the newest version is remembered: a backlog asks thousands of times a second."""
 
@@ -23,7 +22,8 @@ class Freshness:
     def __init__(self, paths: RunPaths, max_lag: int | None) -> None:
         self._paths = paths
         self._max_lag = max_lag
-        self._read: dict[str, tuple[float, PolicyVersion | None]] = {}
+        # By policy: when it was read, and its newest lineage and version.
+        self._read: dict[str, tuple[float, tuple[str, int] | None]] = {}
 
     def is_stale(self, summary: Summary) -> bool:
         """Whether the rollout's oldest token is more than `max_lag` versions old, or of another lineage.
@@ -36,9 +36,15 @@ class Freshness:
         newest = self._newest(summary.policy_name)
         if newest is None:
             return False
-        return summary.lineage != newest.lineage or newest.version - oldest > self._max_lag
+        lineage, version = newest
+        return summary.lineage != lineage or version - oldest > self._max_lag
 
-    def _newest(self, policy_name: str) -> PolicyVersion | None:
+    def newest(self, policy_name: str) -> int | None:
+        """The newest version of the policy, as of now; None where nothing is published."""
+        newest = self._newest(policy_name)
+        return None if newest is None else newest[1]
+
+    def _newest(self, policy_name: str) -> tuple[str, int] | None:
         now = time.monotonic()
         read_at, newest = self._read.get(policy_name, (-_REREAD_S, None))
         if now - read_at >= _REREAD_S:
@@ -46,14 +52,18 @@ class Freshness:
             self._read[policy_name] = (now, newest)
         return newest
 
-    def _read_newest(self, policy_name: str) -> PolicyVersion | None:
+    def _read_newest(self, policy_name: str) -> tuple[str, int] | None:
         path = self._paths.policy_latest(policy_name)
         data = read_fresh(path)
         if data is None:
             return None
-        from hpcroll.contract.policy import PolicyVersion  # a model: whoever sets no bound needs none
-
         try:
-            return PolicyVersion.from_json(data)
-        except ValueError as error:
-            raise ShardError(f"{path} is not a policy version: {error}") from error
+            fields = json.loads(data)
+            if parse_version(fields["schema_version"])[0] != _READABLE_MAJOR:
+                raise SchemaVersionError(
+                    f"{path} has schema version {fields['schema_version']}, this hpcroll reads "
+                    f"{_READABLE_MAJOR}.x; use the hpcroll that wrote it, or a newer one"
+                )
+            return str(fields["lineage"]), int(fields["version"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ShardError(f"{path} is not a policy version: {error!r}") from error

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
 
 from hpcroll.errors import ConfigError
@@ -11,6 +12,20 @@ from hpcroll.shards.format.codec import Summary
 from hpcroll.shards.format.place import Place, place_of
 from hpcroll.shards.format.stored import StoredTrajectory
 from hpcroll.shards.reading.rows import GroupStats, stats_of
+
+
+def is_usable(summary: Summary) -> bool:
+    """Whether a trainer can use the rollout: it is trainable, and has a valid reward."""
+    return summary.usable and summary.reward is not None
+
+
+class Fate(IntEnum):
+    """What a member is for the group rule, judged when it was committed; stored in states as a number."""
+
+    UNUSABLE = 0
+    USABLE = 1
+    STALE = 2
+    """It would be usable, were its tokens not too many policy versions old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +72,7 @@ class Group:
     @property
     def usable(self) -> tuple[StoredTrajectory, ...]:
         """The members that a trainer can use: trainable, with a valid reward."""
-        return tuple(member for member in self.members if member.summary.usable)
+        return tuple(member for member in self.members if is_usable(member.summary))
 
     @property
     def stats(self) -> GroupStats:
@@ -72,6 +87,8 @@ class GroupCounts:
 
     short: int = 0
     """Complete groups with too few usable rollouts."""
+    stale_groups: int = 0
+    """Groups that only staleness left with too few of them."""
     incomplete: int = 0
     """Groups that the stream ended on."""
     late: int = 0
@@ -81,22 +98,47 @@ class GroupCounts:
 
 
 @dataclass(slots=True)
+class Held:
+    """A member that waits for its group. `stored` is what was read of it, None where that was let go."""
+
+    sample_index: int
+    place: Place
+    fate: Fate
+    stored: StoredTrajectory | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyGroup:
+    """A group to be delivered: its members, by sample index."""
+
+    group_id: str
+    size: int
+    members: tuple[Held, ...]
+
+
+@dataclass(slots=True)
 class _OpenGroup:
     size: int
-    held: list[tuple[int, Place, bool]] = field(default_factory=list)
-    """Sample index, place, and whether it is usable."""
+    held: list[Held] = field(default_factory=list)
+
+    def count(self, fate: Fate) -> int:
+        return sum(member.fate is fate for member in self.held)
 
 
 @dataclass(slots=True)
 class GroupAssembly:
-    """Collects members as places, not as bytes, so that memory grows with open groups only."""
+    """Collects members as places and summaries, so that memory grows with open groups only.
+
+    What was read beyond the summary is kept for the group that came last: packed groups come whole.
+    """
 
     rule: GroupRule
-    accepts: Callable[[Summary], bool]
+    judge: Callable[[Summary], Fate]
     counts: GroupCounts = field(default_factory=GroupCounts)
     _open: dict[str, _OpenGroup] = field(default_factory=dict)
     _served: dict[str, int] = field(default_factory=dict)
     """Groups delivered early, and how many members are still to come."""
+    _latest: str | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -113,20 +155,26 @@ class GroupAssembly:
             if not self._served[group_id]:
                 del self._served[group_id]
             return None
+        if group_id != self._latest:
+            self._let_go()
+            self._latest = group_id
         group = self._open.setdefault(group_id, _OpenGroup(summary.group_size))
-        usable = summary.usable and self.accepts(summary)
-        group.held.append((summary.sample_index, stored.place, usable))
+        group.held.append(Held(summary.sample_index, stored.place, self.judge(summary), stored))
         complete = len(group.held) >= group.size
         if self.rule.min_usable is None:
             return self._release(group_id) if complete else None
-        if sum(usable for _, _, usable in group.held) >= self.rule.min_usable:
+        if group.count(Fate.USABLE) >= self.rule.min_usable:
             missing = group.size - len(group.held)
             if missing > 0:
                 self._served[group_id] = missing
             return self._release(group_id)
         if complete:
-            self.counts.short += 1
             del self._open[group_id]
+            self.counts.stale += group.count(Fate.STALE)
+            if group.count(Fate.USABLE) + group.count(Fate.STALE) >= self.rule.min_usable:
+                self.counts.stale_groups += 1
+            else:
+                self.counts.short += 1
         return None
 
     def rest(self) -> Iterator[ReadyGroup]:
@@ -143,31 +191,30 @@ class GroupAssembly:
             "open": {
                 group_id: [
                     group.size,
-                    [[index, str(place.shard), place.offset, usable] for index, place, usable in group.held],
+                    [[m.sample_index, str(m.place.shard), m.place.offset, int(m.fate)] for m in group.held],
                 ]
                 for group_id, group in self._open.items()
             },
             "served": dict(self._served),
         }
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state` gave."""
         self._served = {group_id: int(missing) for group_id, missing in state["served"].items()}
         self._open = {
-            group_id: _OpenGroup(size, [(i, place_of(shard, at), usable) for i, shard, at, usable in held])
+            group_id: _OpenGroup(
+                size, [Held(i, place_of(shard, at), Fate(fate)) for i, shard, at, fate in held]
+            )
             for group_id, (size, held) in state["open"].items()
         }
 
+    def _let_go(self) -> None:
+        """Drops what was read beyond the summaries, of the group that came last, if it is still open."""
+        group = self._open.get(self._latest) if self._latest is not None else None
+        for member in group.held if group is not None else ():
+            if member.stored is not None and member.stored.columns:
+                member.stored = None
+
     def _release(self, group_id: str) -> ReadyGroup:
         group = self._open.pop(group_id)
-        held = sorted(group.held, key=lambda item: item[0])
-        return ReadyGroup(group_id, group.size, tuple(place for _, place, _ in held))
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyGroup:
-    """A group to be delivered: where its members lie, by sample index."""
-
-    group_id: str
-    size: int
-    places: tuple[Place, ...]
+        return ReadyGroup(group_id, group.size, tuple(sorted(group.held, key=lambda m: m.sample_index)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,11 +18,16 @@ from hpcroll.shards.reading.feed import Following
 from hpcroll.shards.reading.freshness import Freshness
 from hpcroll.shards.reading.groups import COMPLETE, Group, GroupCounts, GroupRule
 from hpcroll.shards.reading.lookup import find_committed
+from hpcroll.shards.reading.plan import PlanFiles, branch_name
+from hpcroll.shards.reading.planner import StepSettings
 from hpcroll.shards.reading.selection import Selection
 from hpcroll.shards.reading.session import Session
-from hpcroll.shards.reading.step import Step
+from hpcroll.shards.reading.step import Step, StepCounts
+from hpcroll.shards.reading.stepping import Position, Stepping
+from hpcroll.shards.reading.store import Store
 
-_STATE_FORMAT = 1
+_STATE_FORMAT = 2
+_TOKENS = frozenset({Column.TOKENS})
 
 
 def open_run(
@@ -71,16 +76,23 @@ class RunReader:
         rule: GroupRule = COMPLETE,
         max_lag: int | None = None,
         trainer: str | None = None,
+        rank: int = 0,
+        world: int = 1,
     ) -> None:
         self._paths = paths
         self._facts = facts
         self._selection = selection
         self._following = following
         self._rule = rule
+        self._max_lag = max_lag
         self._freshness = Freshness(paths, max_lag)
         self._trainer = trainer
+        self._rank = rank
+        self._world = world
+        self._store = Store(paths, ReadCounts())
         self._loaded: dict[str, Any] | None = None
         self._session = self._new_session(selection.columns, rule)
+        self._position: Position | None = None
 
     @property
     def run_id(self) -> str:
@@ -89,7 +101,7 @@ class RunReader:
     @property
     def counts(self) -> ReadCounts:
         """What the latest iteration met besides what it delivered."""
-        return self._session.feed.counts
+        return self._store.counts
 
     @property
     def group_counts(self) -> GroupCounts:
@@ -128,13 +140,14 @@ class RunReader:
     def packed(self, max_tokens: int) -> Iterator[Batch]:
         """Batches of at most `max_tokens` tokens from the usable rollouts of groups, in group order.
 
-        The groups are those of `follow(min_usable=...)`, complete ones otherwise. Raises `ShardError` for
-        a segment that is longer than a batch.
+        The groups are those of `follow(min_usable=...)`, complete ones otherwise. With several ranks each
+        gets every `world`-th batch, and at the end an empty one where there are not enough. Raises
+        `ShardError` for a segment that is longer than a batch.
         """
-        if max_tokens < 1:
-            raise ConfigError(f"max_tokens is {max_tokens}; it must be 1 or more")
-        columns = frozenset({Column.TOKENS})
-        return self._begin(columns, self._rule, max_tokens=max_tokens).packed()
+        settings = StepSettings(world=self._world, max_tokens=max_tokens)
+        if self._world > 1:
+            return (batch for step in self._steps(settings, 600.0) for batch in step.batches)
+        return self._packed(max_tokens)
 
     def steps(
         self,
@@ -146,15 +159,29 @@ class RunReader:
         last: Literal["keep", "drop"] = "keep",
         timeout_s: float = 600.0,
     ) -> Iterator[Step]:
-        """Optimiser steps of `groups` whole groups, or of at least `rollouts` usable rollouts.
+        """Optimiser steps of `groups` whole groups, or of whole groups with at least `rollouts` usable
+        rollouts; of one full micro-batch for every rank where neither is given.
 
         `max_tokens`: of a micro-batch; a step has as few micro-batches as its rows fit into, balanced by
         tokens, and the same number on every rank. `drop_zero_variance`: groups whose usable rewards are
         all equal are counted and replaced by further ones. `last`: whether the stream's end delivers a step
         that is not full. `timeout_s`: how long a rank other than 0 waits without a sign of life from rank 0,
         and any rank for records that its mount does not show.
+
+        Steps are numbered from 1 over the whole life of the trainer. Where `follow` was given a trainer
+        name, each has a plan that never changes: whoever loads an older state, or none, gets the same steps
+        again, up to the newest that was ever planned. Raises `ConfigError` for impossible settings,
+        `ShardError` after `timeout_s` and for a segment longer than a micro-batch.
         """
-        raise NotImplementedError
+        settings = StepSettings(
+            world=self._world,
+            max_tokens=max_tokens,
+            groups=groups,
+            rollouts=rollouts,
+            drop_zero_variance=drop_zero_variance,
+            last=last,
+        )
+        return self._steps(settings, timeout_s)
 
     def follow(
         self,
@@ -170,14 +197,20 @@ class RunReader:
         """A reader that waits for what is still to be committed, until `stop()` or the run is closed.
 
         `poll_s`: seconds between two looks at the shards; a quiet shard is looked at up to eight times
-        less often. `min_usable` is the group rule of `packed`. `max_lag`: rollouts whose oldest token is more
-        than that many policy versions behind the newest published one are counted as stale, not delivered.
-        `trainer` names the cursor: a state saved by one trainer is refused by another.
+        less often. `min_usable` is the group rule of `packed` and `steps`. `max_lag`: rollouts whose oldest
+        token is more than that many policy versions behind the newest published one are counted as stale,
+        not delivered. `trainer` names the cursor: a state saved by one trainer is refused by another.
+        `rank` of `world`: the data-parallel ranks of one trainer, which take the same steps under its name.
         """
-        if (rank, world) != (0, 1):
+        if not 0 <= rank < world:
+            raise ConfigError(f"follow: rank {rank} is not one of the {world} ranks from 0")
+        if world > 1 and trainer is None:
             raise ConfigError(
-                f"follow(rank={rank}, world={world}): reading one plan on several ranks is not implemented "
-                "yet; read on rank 0 with world=1 and broadcast the batches"
+                f"follow(rank={rank}, world={world}): several ranks meet under a trainer's name, so give it"
+            )
+        if trainer is not None and (not trainer or trainer.startswith(".")):
+            raise ConfigError(
+                f"follow: {trainer!r} names no trainer; it must not be empty or begin with a dot"
             )
         if poll_s <= 0 or (max_lag is not None and max_lag < 0):
             raise ConfigError("follow: poll_s must be above 0 and max_lag 0 or more")
@@ -189,14 +222,21 @@ class RunReader:
             rule=GroupRule.parse("complete", min_usable),
             max_lag=max_lag,
             trainer=trainer,
+            rank=rank,
+            world=world,
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after what was last delivered, as JSON; whoever loads it gets the rest, once each."""
+        """The position after what was last delivered, as JSON; whoever loads it gets the rest, once each.
+
+        Between steps it is the same on every rank, and may be loaded by another number of ranks.
+        """
         if self._loaded is not None:
             return self._loaded
         identity = {"format": _STATE_FORMAT, "run_id": self._facts.run_id, "trainer": self._trainer}
-        return {**identity, **self._session.state()}
+        if self._position is not None:
+            return {**identity, **self._position.to_json()}
+        return {**identity, "session": self._session.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iteration goes on from `state`; raises `ConfigError` where it is not of this reader."""
@@ -208,21 +248,73 @@ class RunReader:
             )
         self._loaded = state
 
+    def _steps(self, settings: StepSettings, timeout_s: float) -> Iterator[Step]:
+        position = self._position_for(settings)
+        files = None
+        if self._trainer is not None and self._following is not None:
+            trainer = self._trainer
+
+            def files(branch: str) -> PlanFiles:
+                return PlanFiles(self._paths, trainer, branch)
+
+        stepping = Stepping(
+            rank=self._rank,
+            settings=settings,
+            files=files,
+            new_session=lambda state: self._resume(frozenset(), state, max_tokens=settings.max_tokens),
+            store=self._store,
+            stop=self._following.stop if self._following is not None else lambda: False,
+            timeout_s=timeout_s,
+        )
+        return stepping.steps(position)
+
+    def _position_for(self, settings: StepSettings) -> Position:
+        """Where the next step follows: in the branch of the state, or in a new one under other settings."""
+        state = self._loaded if self._loaded is not None else self.state_dict()
+        how = {
+            **settings.to_json(),
+            "min_usable": self._rule.min_usable,
+            "partial": self._rule.partial,
+            "max_lag": self._max_lag,
+            "selection": self._selection.to_json(),
+        }
+        number, session = int(state.get("step", 0)), state["session"]
+        if self._following is None and self._loaded is None:
+            number, session, state = 0, self._new_session(frozenset(), self._rule).state(), {}
+        known = state.get("settings") == how
+        branch = state["branch"] if known else branch_name(how, number, session)
+        counts = StepCounts(**state.get("counts", {}))
+        self._loaded = None
+        self._position = Position(branch, how, number, session, counts)
+        self._store.counts = ReadCounts()
+        return self._position
+
+    def _packed(self, max_tokens: int) -> Iterator[Batch]:
+        session = self._begin(_TOKENS, self._rule, max_tokens=max_tokens)
+        return session.batches()
+
     def _begin(self, columns: frozenset[Column], rule: GroupRule, *, max_tokens: int = 1) -> Session:
         """A new pass: from the loaded state, else, when following, from where the last pass stopped."""
         state = self._loaded
         if state is None and self._following is not None:
-            state = self._session.state()
+            state = self.state_dict()
+        self._loaded = self._position = None
+        self._store.counts = ReadCounts()
         session = self._new_session(columns, rule, max_tokens=max_tokens)
         if state is not None:
-            session.load(state)
-        self._loaded = None
+            session.load(state["session"])
+        self._session = session
+        return session
+
+    def _resume(self, columns: frozenset[Column], state: Mapping[str, Any], *, max_tokens: int) -> Session:
+        session = self._new_session(columns, self._rule, max_tokens=max_tokens)
+        session.load(state)
         self._session = session
         return session
 
     def _new_session(self, columns: frozenset[Column], rule: GroupRule, *, max_tokens: int = 1) -> Session:
         return Session(
-            self._paths,
+            self._store,
             self._facts,
             self._selection,
             columns=columns,

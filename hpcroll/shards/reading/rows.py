@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass
-from typing import Any
+from dataclasses import astuple, dataclass, field
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from hpcroll.errors import ShardError
 from hpcroll.shards.format.codec import Summary
 from hpcroll.shards.format.place import Place, place_of
 from hpcroll.shards.format.stored import StoredTrajectory
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,9 @@ class Row:
     length: int
     trained: int
     """How many of its `length` tokens are trained on."""
+    version_low: int
+    version_high: int
+    policy_name: str
     group: GroupStats
 
 
@@ -74,7 +79,17 @@ def rows_of(stored: StoredTrajectory, group: GroupStats) -> Iterator[Row]:
     trained = summary.trained or tuple(int(tokens.loss_mask.sum()) for tokens in stored.tokens)
     for index, count in enumerate(trained):
         if count:
-            yield Row(stored.place, stored.rollout_id, index, summary.lengths[index], count, group)
+            yield Row(
+                place=stored.place,
+                rollout_id=stored.rollout_id,
+                segment_index=index,
+                length=summary.lengths[index],
+                trained=count,
+                version_low=summary.version_low[index],
+                version_high=summary.version_high[index],
+                policy_name=summary.policy_name,
+                group=group,
+            )
 
 
 def load_row(row: Row, stored: StoredTrajectory) -> LoadedRow:
@@ -130,28 +145,46 @@ def require_fits(row: Row, max_tokens: int) -> None:
 
 
 def rows_to_json(rows: Iterable[Row]) -> dict[str, Any]:
-    """`rows` with the groups they belong to, for a saved state or a plan."""
-    shards: dict[str, int] = {}
-    groups: dict[GroupStats, int] = {}
+    """`rows` with the groups they belong to, for a saved state or a plan; what repeats stands there once."""
+    shards, policies = _Table[str](), _Table[str]()
+    groups = _Table[GroupStats]()
     entries = [
         [
-            shards.setdefault(str(row.place.shard), len(shards)),
+            shards.number(str(row.place.shard)),
             row.place.offset,
             row.rollout_id,
             row.segment_index,
             row.length,
             row.trained,
-            groups.setdefault(row.group, len(groups)),
+            row.version_low,
+            row.version_high,
+            policies.number(row.policy_name),
+            groups.number(row.group),
         ]
         for row in rows
     ]
-    return {"shards": list(shards), "groups": [list(astuple(group)) for group in groups], "rows": entries}
+    return {
+        "shards": list(shards.known),
+        "policies": list(policies.known),
+        "groups": [list(astuple(group)) for group in groups.known],
+        "rows": entries,
+    }
 
 
 def rows_from_json(data: dict[str, Any]) -> list[Row]:
     """The inverse of `rows_to_json`."""
     groups = [GroupStats(*fields) for fields in data["groups"]]
-    return [
-        Row(place_of(data["shards"][shard], offset), rollout_id, index, length, trained, groups[group])
-        for shard, offset, rollout_id, index, length, trained, group in data["rows"]
-    ]
+    rows = []
+    for entry in data["rows"]:
+        shard, offset, rollout_id, index, length, trained, low, high, policy, group = entry
+        place, name = place_of(data["shards"][shard], offset), data["policies"][policy]
+        rows.append(Row(place, rollout_id, index, length, trained, low, high, name, groups[group]))
+    return rows
+
+
+@dataclass(slots=True)
+class _Table(Generic[T]):
+    known: dict[T, int] = field(default_factory=dict)
+
+    def number(self, value: T) -> int:
+        return self.known.setdefault(value, len(self.known))

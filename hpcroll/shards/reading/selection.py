@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from hpcroll.contract import Status
 from hpcroll.errors import ConfigError
@@ -53,6 +53,15 @@ class Selection:
         """Whether a rollout's summary must be read to know if it is delivered."""
         bounds = (self.trainable, self.status, self.min_reward, self.max_reward)
         return any(bound is not None for bound in bounds)
+
+    def to_json(self) -> dict[str, Any]:
+        """What decides which rollouts are delivered, as JSON."""
+        return {
+            "trainable": self.trainable,
+            "status": None if self.status is None else sorted(self.status),
+            "min_reward": self.min_reward,
+            "max_reward": self.max_reward,
+        }
 
     def accepts(self, summary: Summary) -> bool:
         """Whether a rollout is delivered; one without a reward passes no bound on it."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from hpcroll.errors import ConfigError
-from hpcroll.fs.paths import RunPaths
 from hpcroll.shards.format.codec import Summary
 from hpcroll.shards.format.place import Place
 from hpcroll.shards.format.run_facts import RunFacts
@@ -14,11 +14,18 @@ from hpcroll.shards.format.stored import Column, StoredTrajectory
 from hpcroll.shards.reading.batches import Batch, batch_of
 from hpcroll.shards.reading.feed import Feed, Following
 from hpcroll.shards.reading.freshness import Freshness
-from hpcroll.shards.reading.groups import Group, GroupAssembly, GroupRule, ReadyGroup
+from hpcroll.shards.reading.groups import Fate, Group, GroupAssembly, GroupRule, Held, ReadyGroup, is_usable
 from hpcroll.shards.reading.rows import Row, RowPacker, load_row, rows_from_json, rows_of, rows_to_json
 from hpcroll.shards.reading.selection import Selection
+from hpcroll.shards.reading.store import Store
 
-_TOKENS = frozenset({Column.TOKENS})
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A group that was released: `group.members` may be none. `stale`: how many only staleness took out."""
+
+    group: Group
+    stale: int
 
 
 class Session:
@@ -26,7 +33,7 @@ class Session:
 
     def __init__(
         self,
-        paths: RunPaths,
+        store: Store,
         facts: RunFacts,
         selection: Selection,
         *,
@@ -38,15 +45,17 @@ class Session:
     ) -> None:
         self._selection = selection
         self._columns = columns
-        self._freshness = freshness
+        self.freshness = freshness
+        self._store = store
         self.feed = Feed(
-            paths,
+            store,
             facts.final_leg,
             columns=columns,
             trust_marks=selection.trust_marks,
             following=following,
         )
-        self.assembly = GroupAssembly(rule, self._passes)
+        self.rule = rule
+        self.assembly = GroupAssembly(rule, self._judge)
         self._packer = RowPacker(max_tokens)
 
     def singles(self) -> Iterator[StoredTrajectory]:
@@ -55,38 +64,44 @@ class Session:
             raise ConfigError("this reader state was saved within groups; go on with groups() or packed()")
         return (stored for stored in self.feed if self._delivers(stored.summary))
 
-    def groups(self) -> Iterator[Group]:
-        """Groups as they become deliverable."""
+    def decisions(self) -> Iterator[Decision]:
+        """Groups as they are released, also those that the filters leave nothing of."""
         for stored in self.feed:
             ready = self.assembly.add(stored)
             if ready is not None:
-                yield from self._deliver(ready)
+                yield self._decide(ready)
         for ready in self.assembly.rest():
-            yield from self._deliver(ready)
+            yield self._decide(ready)
 
-    def packed(self) -> Iterator[Batch]:
-        """Batches from the usable rollouts of groups."""
+    def groups(self) -> Iterator[Group]:
+        """Groups as they become deliverable."""
+        return (decision.group for decision in self.decisions() if decision.group.members)
+
+    def row_batches(self, taken: Callable[[Group], None] = lambda _: None) -> Iterator[list[Row]]:
+        """The rows of usable rollouts, in full batches and a last one; `taken` is told of each group."""
+        yield from self._packer.full_batches()
+        for group in self.groups():
+            if usable := group.usable:
+                taken(group)
+                stats = group.stats
+                for member in usable:
+                    self._packer.add(rows_of(member, stats))
+                yield from self._packer.full_batches()
+        yield from self._packer.last_batch()
+
+    def batches(self) -> Iterator[Batch]:
+        """The rows of usable rollouts as batches."""
         held: dict[Place, StoredTrajectory] = {}
 
-        def load(rows: Sequence[Row]) -> Batch:
-            loaded = []
-            for row in rows:
-                stored = held.get(row.place) or self.feed.read_again(row.place, _TOKENS)
-                loaded.append(load_row(row, stored))
+        def hold(group: Group) -> None:
+            held.update((member.place, member) for member in group.usable)
+
+        for rows in self.row_batches(hold):
+            stored = [held.get(row.place) or self._store.read(row.place, self._columns) for row in rows]
             waiting = {row.place for row in self._packer.waiting}
             for place in held.keys() - waiting:
                 del held[place]
-            return batch_of(loaded)
-
-        yield from map(load, self._packer.full_batches())
-        for group in self.groups():
-            if usable := group.usable:
-                stats = group.stats
-                held |= {member.place: member for member in usable}
-                for member in usable:
-                    self._packer.add(rows_of(member, stats))
-                yield from map(load, self._packer.full_batches())
-        yield from map(load, self._packer.last_batch())
+            yield batch_of([load_row(row, whole) for row, whole in zip(rows, stored, strict=True)])
 
     def state(self) -> dict[str, Any]:
         return {
@@ -95,23 +110,34 @@ class Session:
             "rows": rows_to_json(self._packer.waiting),
         }
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         self.feed.load(state["shards"])
         self.assembly.load(state["groups"])
         self._packer.add(rows_from_json(state["rows"]))
 
-    def _deliver(self, ready: ReadyGroup) -> Iterator[Group]:
-        read = (self.feed.read_again(place, self._columns) for place in ready.places)
-        members = tuple(stored for stored in read if self._delivers(stored.summary))
-        if members:
-            yield Group(ready.group_id, ready.size, len(ready.places), members)
+    def is_stale(self, summary: Summary) -> bool:
+        """Whether the rollout lags too far behind what is published now; each that does is counted."""
+        stale = self.freshness.is_stale(summary)
+        self.assembly.counts.stale += stale
+        return stale
+
+    def _decide(self, ready: ReadyGroup) -> Decision:
+        read = [self._whole(member) for member in ready.members]
+        wanted = [stored for stored in read if self._selection.accepts(stored.summary)]
+        members = tuple(stored for stored in wanted if not self.is_stale(stored.summary))
+        group = Group(ready.group_id, ready.size, len(ready.members), members)
+        return Decision(group, len(wanted) - len(members))
+
+    def _whole(self, member: Held) -> StoredTrajectory:
+        stored = member.stored
+        if stored is not None and stored.columns >= self._columns:
+            return stored
+        return self._store.read(member.place, self._columns)
 
     def _delivers(self, summary: Summary) -> bool:
-        if not self._selection.accepts(summary):
-            return False
-        stale = self._freshness.is_stale(summary)
-        self.assembly.counts.stale += stale
-        return not stale
+        return self._selection.accepts(summary) and not self.is_stale(summary)
 
-    def _passes(self, summary: Summary) -> bool:
-        return self._selection.accepts(summary) and not self._freshness.is_stale(summary)
+    def _judge(self, summary: Summary) -> Fate:
+        if not is_usable(summary) or not self._selection.accepts(summary):
+            return Fate.UNUSABLE
+        return Fate.STALE if self.freshness.is_stale(summary) else Fate.USABLE

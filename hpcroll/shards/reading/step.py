@@ -53,7 +53,7 @@ class Step:
     groups: tuple[GroupStats, ...]
     """The groups whose usable rollouts the step holds, each whole, over all ranks."""
     rollouts: int
-    """How many rollouts the step holds over all ranks."""
+    """How many rollouts the step has segments of, over all ranks."""
     trained_tokens: int
     """How many tokens the step trains on over all ranks."""
     counts: StepCounts

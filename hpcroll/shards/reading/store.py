@@ -1,0 +1,124 @@
+"""Records by place, on whichever level they lie now."""
+
+from __future__ import annotations
+
+import errno
+import weakref
+from collections import OrderedDict
+from collections.abc import Collection
+from types import TracebackType
+from typing import Self
+
+from hpcroll.errors import ShardCorruptError
+from hpcroll.fs.paths import RunPaths
+from hpcroll.shards.format.place import Place, ShardName
+from hpcroll.shards.format.stored import Column, StoredTrajectory, frames_of, stored_record
+from hpcroll.shards.level0.shard_file import OpenShard
+from hpcroll.shards.level0.walk import ReadCounts
+from hpcroll.shards.level1.chain import PackChain
+from hpcroll.shards.level1.pack_file import OpenPack
+from hpcroll.shards.reading.patience import Patience
+
+_OPEN_PACKS = 4
+"""How many packs, with their indexes and a block each, are kept open for random access."""
+GONE = frozenset({errno.ENOENT, errno.ESTALE})
+"""What opening or reading a level-0 shard says once retention has deleted it."""
+
+
+class Store:
+    """Both levels of a run. Close it, or the packs stay open until it is collected."""
+
+    def __init__(self, paths: RunPaths, counts: ReadCounts) -> None:
+        self.paths = paths
+        self.counts = counts
+        self.chain = PackChain(paths)
+        self._packs: OrderedDict[int, OpenPack] = OrderedDict()
+        self._gone: set[ShardName] = set()
+        weakref.finalize(self, _close, self._packs)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes what is open; the next read opens it again."""
+        _close(self._packs)
+
+    def refresh(self) -> int:
+        """Looks for packs that were published since; how many there are."""
+        self.counts.opens += 1
+        known = len(self.chain)
+        found = self.chain.refresh()
+        self.counts.opens += found - known
+        return found
+
+    def pack(self, generation: int) -> OpenPack:
+        """The `generation`-th pack, opened; it may be closed once others are asked for."""
+        pack = self._packs.get(generation)
+        if pack is None:
+            self.counts.opens += 1
+            manifest = self.chain[generation]
+            pack = self._packs[generation] = OpenPack(self.chain.data_file(manifest), manifest)
+            while len(self._packs) > _OPEN_PACKS:
+                self._packs.popitem(last=False)[1].close()
+        self._packs.move_to_end(generation)
+        return pack
+
+    def read(self, place: Place, columns: Collection[Column]) -> StoredTrajectory:
+        """The committed record at `place`; raises `ShardCorruptError` where it is not readable (yet)."""
+        stored = self.find(place, frozenset(columns))
+        if stored is None:
+            raise ShardCorruptError(
+                f"{self.paths.shard_file(place.shard.incarnation, place.shard.index)}: the record at "
+                f"{place.offset} is neither there nor in a pack; run `hpcroll shards verify`"
+            )
+        return stored
+
+    def read_soon(self, place: Place, columns: Collection[Column], patience_s: float) -> StoredTrajectory:
+        """The record at `place`, which another node has seen; waits until it can be seen from here."""
+        patience = Patience(patience_s)
+        while (stored := self.find(place, frozenset(columns))) is None:
+            if not patience.wait():
+                break
+        return stored or self.read(place, columns)
+
+    def find(self, place: Place, columns: frozenset[Column]) -> StoredTrajectory | None:
+        """The record at `place`; None where its bytes are not there, or not as written."""
+        if place.shard not in self._gone:
+            try:
+                return self._on_level0(place, columns)
+            except OSError as error:
+                if error.errno not in GONE:
+                    raise
+            self.refresh()
+            if self.chain.holds(place):
+                self._gone.add(place.shard)
+        return self._in_a_pack(place, columns)
+
+    def _on_level0(self, place: Place, columns: frozenset[Column]) -> StoredTrajectory | None:
+        self.counts.opens += 1
+        with OpenShard(self.paths, place.shard) as shard:
+            header = shard.header_at(place.offset)
+            data = None if header is None else shard.frames_at(place.offset, header, frames_of(columns))
+        if header is None or data is None:
+            return None
+        return stored_record(place, header, columns, data)
+
+    def _in_a_pack(self, place: Place, columns: frozenset[Column]) -> StoredTrajectory | None:
+        for manifest in self.chain:
+            moved = manifest.inputs.get(place.shard)
+            if moved is None or place.offset >= moved.end or place.offset in moved.left:
+                continue
+            pack = self.pack(manifest.generation)
+            row = pack.row_of(place)
+            return None if row is None else pack.read(row, columns)
+        return None
+
+
+def _close(packs: OrderedDict[int, OpenPack]) -> None:
+    while packs:
+        packs.popitem()[1].close()
