@@ -1,4 +1,4 @@
-"""Commands on trajectory shards: ls, cat, stats, seal, verify."""
+"""Commands on trajectory shards: ls, cat, stats, export, seal, verify."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
+from hpcroll.cli import exporting
 from hpcroll.cli.options import Json, RunDirectory
 
 group = typer.Typer(help="Trajectory shards.", no_args_is_help=True)
+exporting.register(group)
 
 
 def register(app: typer.Typer) -> None:
