@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hpcroll.contract import RolloutRef, Trajectory
+from hpcroll.contract import ExtraColumn, Ragged, RolloutRef, Trajectory
 from hpcroll.contract.invariants import check
 from hpcroll.shards.format.run_facts import RunFacts
 
@@ -41,3 +43,24 @@ def differences(original: Trajectory, packed: Trajectory) -> Iterator[str]:
         halved = np.maximum(theirs.logprobs, _LOWEST_HALF).astype(np.float16).astype(np.float32)
         if not any(np.array_equal(ours.logprobs, like, equal_nan=True) for like in (theirs.logprobs, halved)):
             yield f"segment {index}: logprobs are not those of its level-0 original"
+    if set(packed.extra_columns) != set(original.extra_columns):
+        yield f"it has columns {sorted(packed.extra_columns)}, not {sorted(original.extra_columns)}"
+        return
+    for name, column in original.extra_columns.items():
+        if not _same_column(column, packed.extra_columns[name]):
+            yield f"column {name} is not that of its level-0 original"
+
+
+def _same_column(one: ExtraColumn, other: ExtraColumn) -> bool:
+    return len(one) == len(other) and all(map(_same_arrays, one, other))
+
+
+def _same_arrays(one: NDArray[Any] | Ragged, other: NDArray[Any] | Ragged) -> bool:
+    if isinstance(one, Ragged) and isinstance(other, Ragged):
+        return np.array_equal(one.counts, other.counts) and _same_values(one.values, other.values)
+    return not isinstance(one, Ragged) and not isinstance(other, Ragged) and _same_values(one, other)
+
+
+def _same_values(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    # Bit for bit: NaN is a value here, and not every dtype has it.
+    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from hpcroll.contract import RolloutRef
 from hpcroll.errors import ShardError
-from hpcroll.fs.atomic import list_names
+from hpcroll.fs.atomic import list_names, read_fresh
 from hpcroll.fs.paths import RunPaths
+from hpcroll.shards.format.dictionaries import parse_dictionaries
 from hpcroll.shards.format.run_facts import RunFacts, read_run_facts
 from hpcroll.shards.format.stored import ALL_COLUMNS
 from hpcroll.shards.reading.lookup import find_committed
@@ -41,6 +42,7 @@ class _Verification:
         self._level1 = Level1Check(paths, facts, self._report)
 
     def run(self) -> VerifyReport:
+        self._check_dictionaries()
         self._level0.run()
         self._level1.run()
         self._check_frontier()
@@ -48,6 +50,24 @@ class _Verification:
             self._report.done += 1
             self._check_done(ref)
         return self._report
+
+    def _check_dictionaries(self) -> None:
+        """Each file of dictionaries stands twice, because all records that name one depend on it."""
+        generation = 0
+        while True:
+            paths = [self._paths.dictionary_file(generation, copy=copy) for copy in (False, True)]
+            contents = [read_fresh(path) for path in paths]
+            if contents == [None, None]:
+                return
+            for path, data in zip(paths, contents, strict=True):
+                if data is None:
+                    self._report.add(f"{path} is missing; copy it from the other one")
+                    continue
+                try:
+                    parse_dictionaries(data, path)
+                except ShardError as error:
+                    self._report.add(str(error))
+            generation += 1
 
     def _check_frontier(self) -> None:
         """Every committed record that packs have passed must be in one: its shard may be removed."""
