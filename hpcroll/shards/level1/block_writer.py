@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcroll.contract import Floats, SegmentTokens
 from hpcroll.shards.format.codec import Summary, read_summary, read_tokens
@@ -92,5 +94,5 @@ def _ragged_bytes(values: Sequence[bytes | None]) -> bytes:
     return lengths.tobytes() + b"".join(value for value in values if value is not None)
 
 
-def _bytes(parts: Sequence[np.ndarray], dtype: str) -> bytes:  # type: ignore[type-arg]
+def _bytes(parts: Sequence[NDArray[Any]], dtype: str) -> bytes:
     return b"".join(np.ascontiguousarray(part, dtype).tobytes() for part in parts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,19 +66,40 @@ class Manifest:
         }
         return canonical_json({**fields, "xxh3_64": _checksum(fields)})
 
+    def to_bytes(self) -> bytes:
+        """The file: the JSON text twice, a line each, since all packs after it depend on it."""
+        line = self.to_json().encode() + b"\n"
+        return line + line
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, path: Path) -> Manifest:
+        """The inverse of `to_bytes`, from the first line that is as written.
+
+        Raises `ShardCorruptError` where neither is, `SchemaVersionError` for a newer major.
+        """
+        first, _, rest = data.partition(b"\n")
+        try:
+            return cls.from_json(first, path=path)
+        except ShardCorruptError as error:
+            # A damaged newline hides where the second line begins: it is as long as the first.
+            for second in (rest.rstrip(b"\n"), data[len(data) // 2 :].rstrip(b"\n")):
+                with suppress(ShardCorruptError):
+                    return cls.from_json(second, path=path)
+            raise error
+
     @classmethod
     def from_json(cls, data: bytes, *, path: Path) -> Manifest:
         """The inverse of `to_json`; raises `ShardCorruptError`, or `SchemaVersionError` for a newer major."""
         try:
             fields = json.loads(data)
+            if fields.pop("xxh3_64") != _checksum(fields):
+                raise ValueError("its checksum does not match")
             version = parse_version(fields["schema_version"])
             if version[0] != _READABLE_MAJOR:
                 raise SchemaVersionError(
                     f"{path} has schema version {fields['schema_version']}, this hpcroll reads "
                     f"{_READABLE_MAJOR}.x; use the hpcroll that wrote it, or a newer one"
                 )
-            if fields.pop("xxh3_64") != _checksum(fields):
-                raise ValueError("its checksum does not match")
             offset, size, checksum = fields["index"]
             return cls(
                 generation=int(fields["generation"]),
@@ -89,7 +111,7 @@ class Manifest:
                 index_checksum=int(checksum, 16),
                 inputs=dict(_inputs(fields["inputs"])),
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ShardCorruptError(
                 f"{path} is no manifest of a pack, or was damaged ({error}); restore the file: the order of "
                 "packs cannot be told without it"
@@ -115,6 +137,8 @@ class PackChain:
         self._paths = paths
         self._manifests: list[Manifest] = []
         self._frontier: dict[ShardName, Frontier] = {}
+        self.damaged: list[Path] = []
+        """Manifests of which one of the two lines is not as written."""
 
     def __len__(self) -> int:
         return len(self._manifests)
@@ -128,14 +152,16 @@ class PackChain:
     def refresh(self) -> int:
         """Reads the manifests that were published since; returns how many there are now in all.
 
-        One open where there is nothing new. Raises like `Manifest.from_json`.
+        One open where there is nothing new. Raises like `Manifest.from_bytes`.
         """
         while True:
             path = self._paths.pack_manifest(len(self._manifests))
             data = read_fresh(path)
             if data is None:
                 return len(self._manifests)
-            manifest = Manifest.from_json(data, path=path)
+            manifest = Manifest.from_bytes(data, path=path)
+            if data != manifest.to_bytes():
+                self.damaged.append(path)
             self._manifests.append(manifest)
             for name, moved in manifest.inputs.items():
                 self._frontier[name] = Frontier(moved.end, set(moved.left))
@@ -163,7 +189,7 @@ class PackChain:
         path = self._paths.pack_manifest(manifest.generation)
         if not path.parent.is_dir():
             make_directories([path.parent])  # a run from before there were packs
-        return publish(path, manifest.to_json().encode())
+        return publish(path, manifest.to_bytes())
 
 
 def _checksum(fields: Mapping[str, Any]) -> str:

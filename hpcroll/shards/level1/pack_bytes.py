@@ -40,9 +40,11 @@ class PackBytes:
 
     def read(self, offset: int, length: int) -> memoryview:
         """The `length` bytes at `offset`, fewer where the file ends before."""
+        if offset < 0:
+            return memoryview(b"")
         length = max(0, min(length, self.size - offset))
         # A numpy buffer is aligned and not zeroed: reading into it is several times as fast as into bytes.
-        buffer = memoryview(np.empty(length, np.uint8))
+        buffer = np.empty(length, np.uint8).data
         filled = 0
         while filled < length:
             count = os.preadv(self._descriptor, [buffer[filled:]], offset + filled)

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from hpcroll.contract import RolloutRef
 from hpcroll.errors import ShardCorruptError
-from hpcroll.shards.format.frames import FrameKind
+from hpcroll.shards.format.frames import FIRST_EXTRA, LAST_EXTRA, FrameKind
 from hpcroll.shards.format.place import Place, ShardName
 from hpcroll.shards.format.stored import Column, StoredTrajectory
 from hpcroll.shards.level1.block import (
-    BLOCK_HEADER_BYTES_MOST,
     BlockHeader,
     BlockKind,
     check_frame,
@@ -40,7 +39,9 @@ _KINDS: dict[Column, tuple[int, ...]] = {
     Column.TOKENS: (BlockKind.TOKENS, BlockKind.LOGPROBS),
     Column.RECORD: (FrameKind.RECORD,),
     Column.TEXT: (FrameKind.TEXT,),
+    Column.EXTRA: (FrameKind.COLUMNS, *range(FIRST_EXTRA, LAST_EXTRA + 1)),
 }
+_PREFIX = frozenset({BlockKind.SUMMARIES, *_KINDS[Column.TOKENS]})
 
 
 class OpenPack:
@@ -155,7 +156,8 @@ class OpenPack:
 
     def damage(self) -> list[str]:
         """Reads every byte; what does not match its checksum, one line each. Empty: all is as written."""
-        found = [f"{self.path}: its index is damaged, or not where its manifest says"] * self.index_damaged
+        found = [f"{self.path}: its index or trailer is damaged, or not as its manifest says"]
+        found *= self.index_damaged or not self._is_covered()
         for number in range(len(self._index.block_offset)):
             offset, size = int(self._index.block_offset[number]), int(self._index.block_bytes[number])
             try:
@@ -192,19 +194,20 @@ class OpenPack:
         return row if tuple(int(key[row]) for key in keys) == wanted else None
 
     def _load(self, number: int, columns: Collection[Column]) -> LoadedBlock:
-        kinds = [kind for column in columns for kind in _KINDS[column]]
-        if self._loaded is not None and self._loaded[0] == number and self._loaded[1].has(kinds):
-            return self._loaded[1]
+        kinds = {kind for column in columns for kind in _KINDS[column]}
+        if self._loaded is not None and self._loaded[0] == number:
+            if self._loaded[1].has(kinds):
+                return self._loaded[1]
+            kinds |= self._loaded[1].kinds  # so that taking turns with columns does not read it each time
         offset = int(self._index.block_offset[number])
         where = f"{self.path}@{offset}"
-        tokens = Column.TOKENS in columns
-        whole = any(column is not Column.TOKENS for column in columns)
-        size = int((self._index.block_bytes if whole else self._index.block_prefix)[number])
-        data = self._file.read(offset, size if tokens or whole else BLOCK_HEADER_BYTES_MOST)
+        prefix_only = kinds <= _PREFIX
+        size = int((self._index.block_prefix if prefix_only else self._index.block_bytes)[number])
+        data = self._file.read(offset, size)
         header = self._header(data, number, where)
         stored = {}
         for frame in header.frames:
-            if frame.kind in kinds:
+            if frame.kind in kinds or frame.kind == BlockKind.SUMMARIES:
                 part = data[frame.start : frame.end]
                 check_frame(frame, part, where)
                 stored[frame.kind] = part
@@ -228,17 +231,21 @@ class OpenPack:
         for frame in header.frames:
             check_frame(frame, data[frame.start : frame.end], where)
 
-    def _read_index(self, manifest: Manifest | None) -> PackIndex | None:
-        if manifest is not None:
-            place: IndexPlace | None = IndexPlace(
-                manifest.index_offset, manifest.index_bytes, manifest.index_checksum
-            )
-        else:
-            place = parse_trailer(
-                bytes(self._file.read(max(0, self._file.size - TRAILER_BYTES), TRAILER_BYTES))
-            )
+    def _is_covered(self) -> bool:
+        """Whether every byte of the file belongs to a block, the index or the trailer."""
+        ends = np.cumsum(self._index.block_bytes, dtype=np.int64).tolist()
         return (
-            None
-            if place is None
-            else decode_index(bytes(self._file.read(place.offset, place.size_bytes)), place)
+            self._place is not None
+            and [0, *ends] == [*self._index.block_offset.tolist(), self._place.offset]
+            and self._place.offset + self._place.size_bytes + TRAILER_BYTES == self._file.size
         )
+
+    def _read_index(self, manifest: Manifest | None) -> PackIndex | None:
+        trailer = self._file.read(self._file.size - TRAILER_BYTES, TRAILER_BYTES)
+        self._place = place = parse_trailer(bytes(trailer))
+        if manifest is not None:
+            place = IndexPlace(manifest.index_offset, manifest.index_bytes, manifest.index_checksum)
+            self._place = place if place == self._place else None
+        if place is None:
+            return None
+        return decode_index(bytes(self._file.read(place.offset, place.size_bytes)), place)
