@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from hpcroll.api.configuring import read_config
 from hpcroll.api.results import Result, iterate_results
@@ -28,6 +28,9 @@ from hpcroll.policy import Endpoint, PolicyRegistry
 from hpcroll.report import RunStatus, StatusObserver
 from hpcroll.shards import open_run
 from hpcroll.spool import Segment, Spool, Submission, segment_name
+
+if TYPE_CHECKING:
+    from hpcroll.api.replenish import Pool
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +135,50 @@ class Run:
             raise ConfigError(
                 f"run {self.path} cannot be written ({error.strerror}); nothing was submitted"
             ) from error
+
+    def replenish(
+        self,
+        tasks: Path | str | Sequence[Task],
+        *,
+        samples: int,
+        key: str,
+        groups_per_step: int,
+        oversample: float = 1.25,
+        steps_ahead: int = 1,
+        steps: int | None = None,
+        epochs: int | None = None,
+        exclude_after: int | None = None,
+        seed: int = 0,
+    ) -> Pool:
+        """Keeps `groups_per_step * oversample * steps_ahead` groups of `tasks` open, step after step.
+
+        For rank 0 of a trainer, which calls `pool.after(step)` for each step of its reader: what the step
+        delivered or dropped is replaced by further groups of the task list (each epoch in an order of its
+        own, from `seed`), under the submission keys `<key>/<n>`; members of groups that were delivered
+        early are cancelled, and after step `steps` (with `last=True` after any) every open group; the
+        window is told what is settled. It is repeatable: a trainer that restarts submits nothing twice.
+        Every group of the run counts, whoever submitted it. `epochs` bounds how often the list is gone
+        through, `exclude_after` leaves tasks out that had so many groups without variance. Raises what
+        `submit` raises, and `ConfigError` where `key` stands for other tasks, samples or another seed.
+        """
+        from hpcroll.api.replenish import Pool, PoolSettings
+        from hpcroll.api.submitting import read_and_check
+
+        settings = PoolSettings(
+            samples=samples,
+            key=key,
+            groups_per_step=groups_per_step,
+            oversample=oversample,
+            steps_ahead=steps_ahead,
+            steps=steps,
+            epochs=epochs,
+            exclude_after=exclude_after,
+            seed=seed,
+        )
+        provider = check_config(self.config)
+        resolved = read_and_check(tasks, self.config)
+        check_images(provider, resolved)
+        return Pool(self._spool, self.policy, resolved, settings)
 
     def submission(self, key: str) -> Segment:
         """The submission with `key`; raises `ConfigError` where there is none."""

@@ -70,6 +70,10 @@ class Wishes:
             segment = f"{segment}.{ordinal}"
         self._make(self._paths.cancel / segment)
 
+    def forget_cancelled(self, segment: str, group: int) -> None:
+        """Takes away the wish of a group that is committed: every worker lists those that there are."""
+        self._take_back(self._paths.cancel / f"{segment}.g{group}")
+
     def hold(self, segment: str = ALL) -> None:
         """Lets nothing more of `segment` start, until `resume`."""
         self._make(self._paths.hold / segment)

@@ -1,0 +1,166 @@
+"""The ledger of a pool: one immutable line per step, which says what was done to keep the pool full.
+
+Lines are created once each, by link, before what they say is done: whoever finds one does it again, and
+everything that it says may be done twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field, JsonValue, ValidationError
+
+from hpcroll.contract import Frozen, Record
+from hpcroll.errors import CorruptRecordError
+from hpcroll.fs import RunPaths, list_names, make_directories, publish, read_fresh
+
+
+class Fates(Frozen):
+    """What became of groups since the run began; with `open` they add up to what was submitted."""
+
+    delivered: int = Field(default=0, ge=0)
+    zero_variance: int = Field(default=0, ge=0)
+    short: int = Field(default=0, ge=0)
+    """Complete, with too few usable rollouts."""
+    cancelled: int = Field(default=0, ge=0)
+    """The same, because the pool cancelled all of it."""
+    stale: int = Field(default=0, ge=0)
+    incomplete: int = Field(default=0, ge=0)
+    open: int = Field(default=0, ge=0)
+    """Neither delivered nor dropped by then."""
+
+    @property
+    def settled(self) -> int:
+        return self.dropped + self.delivered
+
+    @property
+    def dropped(self) -> int:
+        return self.zero_variance + self.short + self.cancelled + self.stale + self.incomplete
+
+    @property
+    def submitted(self) -> int:
+        return self.settled + self.open
+
+
+class Spread(Frozen):
+    """Lengths of some rollouts; None where there are none."""
+
+    rollouts: int = Field(default=0, ge=0)
+    tokens_mean: float | None = None
+    """All tokens of all segments, context included."""
+    tokens_median: float | None = None
+    run_s_mean: float | None = None
+    """Seconds in the run stage."""
+    run_s_median: float | None = None
+
+
+class Bias(Frozen):
+    """How long the rollouts were that were kept, beside those that were cancelled.
+
+    Of rollouts that were committed since the line before. What a cancelled one would have become is not
+    known: its lengths are those at its end, a lower bound.
+    """
+
+    kept: Spread = Spread()
+    """Rollouts that ended by themselves."""
+    cancelled: Spread = Spread()
+    """Rollouts that were cancelled at work."""
+    never_started: int = Field(default=0, ge=0)
+    """Rollouts that were cancelled before they began to run."""
+
+
+class PoolLine(Record):
+    """One line: the pool after a step, and what was done then."""
+
+    SCHEMA: ClassVar[str] = "1.0"
+
+    number: int = Field(ge=0)
+    """Place in the ledger."""
+    key: str
+    content: str
+    """Digest of the tasks, the samples and the seed: what the key stands for."""
+    step: int = Field(ge=0)
+    """The trainer's step; 0 for the first filling."""
+    last: bool = False
+    """No step follows."""
+    fates: Fates
+    """As the step had them, those of this line's submissions not yet among the open ones."""
+    parts: tuple[tuple[int, ...], ...] = ()
+    """Tasks submitted, by index; each part is a submission of its own, of one epoch."""
+    epoch: int = Field(default=0, ge=0)
+    """How often the whole task list was gone through after this line ..."""
+    offset: int = Field(default=0, ge=0)
+    """... and where in its order the next task stands."""
+    surplus: tuple[str, ...] = ()
+    """Groups that were delivered with members to come, which were cancelled."""
+    cancelled: tuple[str, ...] = ()
+    """Groups that no step needs, all of which was cancelled."""
+    withdrawn: tuple[str, ...] = ()
+    """Groups whose cancellation has done its work: the wish was taken back."""
+    excluded: tuple[str, ...] = ()
+    """Tasks (by id) that are not submitted any more from now on: their groups had no variance."""
+    bias: Bias = Bias()
+    watched: Mapping[str, JsonValue] = {}
+    """Where the pool has read to, and what it knows of the groups that were open then."""
+
+    @property
+    def added(self) -> int:
+        """Groups that were submitted with this line."""
+        return sum(map(len, self.parts))
+
+    @property
+    def submitted(self) -> int:
+        """Groups that the run had after this line."""
+        return self.fates.submitted + self.added
+
+
+class Ledger:
+    """The lines of one pool. For one thread."""
+
+    def __init__(self, paths: RunPaths, pool: str) -> None:
+        self._paths = paths
+        self._pool = pool
+        self._lines: list[PoolLine] = []
+
+    def lines(self) -> tuple[PoolLine, ...]:
+        """Every line so far, each read once; raises `CorruptRecordError`."""
+        while (data := read_fresh(path := self._paths.pool_line(self._pool, len(self._lines)))) is not None:
+            try:
+                self._lines.append(PoolLine.from_json(data))
+            except ValidationError as error:
+                raise CorruptRecordError(f"{path} is not a line of a pool's ledger: {error}") from error
+        return tuple(self._lines)
+
+    def append(self, line: PoolLine) -> bool:
+        """Adds `line`, durable on return; False where somebody else added one with its number."""
+        path = self._paths.pool_line(self._pool, line.number)
+        make_directories([path.parent])
+        return publish(path, line.to_json().encode())
+
+
+def pool_names(paths: RunPaths) -> list[str]:
+    """The pools that a run has, as directories are named."""
+    return sorted(list_names(paths.pools))
+
+
+def row(line: PoolLine) -> dict[str, Any]:
+    """A line for people: what adds up, what was done, and the bias."""
+    bias = line.bias
+    return {
+        "line": line.number,
+        "step": line.step,
+        "submitted": line.fates.submitted,
+        **line.fates.model_dump(),
+        "added": line.added,
+        "epoch": line.epoch,
+        "surplus": len(line.surplus),
+        "excluded": len(line.excluded),
+        "kept": bias.kept.rollouts,
+        "kept_tokens": bias.kept.tokens_median,
+        "kept_run_s": bias.kept.run_s_median,
+        "cut": bias.cancelled.rollouts,
+        "cut_tokens": bias.cancelled.tokens_median,
+        "cut_run_s": bias.cancelled.run_s_median,
+        "never_started": bias.never_started,
+    }
