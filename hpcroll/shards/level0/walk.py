@@ -62,7 +62,8 @@ class ShardWalk:
         # Asked before the shard is opened: an owner that ends after a torn look would turn that look
         # into damage.
         finished = is_finished(self.paths, self.name)
-        marks = _LazyMarks(lambda: marks_of(self.paths, self.name))
+        self.counts.opens += 3
+        marks = _LazyMarks(self._read_marks)
         with OpenShard(self.paths, self.name) as shard:
             for offset in tuple(self.pending):
                 yield from self._visit(shard, offset, shard.header_at(offset), marks, finished)
@@ -90,6 +91,7 @@ class ShardWalk:
         """Whether one cheap look shows that nothing can have changed."""
         if self.pending:
             return False
+        self.counts.opens += 1
         with OpenShard(self.paths, self.name) as shard:
             return shard.size <= self.seen
 
@@ -121,6 +123,7 @@ class ShardWalk:
             mark = marks().get(offset)
             if mark is not None and mark.checksum == header.checksum:
                 return _Fate.COMMITTED
+        self.counts.opens += 1
         owner = committer(self.paths, self.leg, header.ref)
         if owner is None:
             return _Fate.OPEN
@@ -132,6 +135,10 @@ class ShardWalk:
         if data is None:
             return None
         return stored_record(Place(self.name, offset), header, self.columns, data)
+
+    def _read_marks(self) -> dict[int, RecordAddress]:
+        self.counts.opens += 2
+        return marks_of(self.paths, self.name)
 
     def _give_up(self, offset: int, *, committed: bool) -> None:
         self.pending.remove(offset)

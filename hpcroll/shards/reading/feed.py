@@ -1,4 +1,4 @@
-"""The stream of committed trajectories over all shards of a run, from a position that can be saved."""
+"""The stream of committed trajectories over both levels of a run, from a position that can be saved."""
 
 from __future__ import annotations
 
@@ -7,42 +7,55 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpcroll.errors import ConfigError
 from hpcroll.fs.atomic import read_fresh
 from hpcroll.shards.format.place import ShardName
 from hpcroll.shards.format.stored import Column, StoredTrajectory
 from hpcroll.shards.level0.shard_file import is_finished, list_shards
-from hpcroll.shards.level0.walk import ShardWalk
-from hpcroll.shards.reading.store import Store
+from hpcroll.shards.reading.cursor import Cursor
+from hpcroll.shards.reading.pack_walk import PackWalk
+from hpcroll.shards.reading.store import GONE, Store
 
-_SLOWEST_POLLS = 8
+_SLOWEST_POLLS = 5
 """A quiet shard is looked at this many poll intervals apart, at most."""
+_LOOKS_PER_S = 300
+"""With very many shards, quiet ones are looked at so rarely that there are no more looks than this."""
 _SETTLE_S = 10.0
 """Seconds between two questions whether a quiet shard's owner is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """How to wait for more: look every `poll_s` seconds until `stop` says so or the run is closed."""
+    """How to wait for more: look every `poll_s` seconds until `stop` says so or the run is closed.
+
+    `looked` is called after every round of looks.
+    """
 
     poll_s: float
     stop: Callable[[], bool]
+    looked: Callable[[], None] = lambda: None
 
 
 @dataclass(slots=True)
 class _Rhythm:
-    """When a shard is looked at next, on this process's monotonic clock."""
+    """When something is looked at next, on this process's monotonic clock."""
 
     pause_s: float = 0.0
     due_at: float = 0.0
     settle_at: float = 0.0
 
+    def is_due(self) -> bool:
+        return time.monotonic() >= self.due_at
+
+    def looked(self, *, busy: bool, first_s: float, slowest_s: float) -> None:
+        self.pause_s = 0.0 if busy else min(self.pause_s * 2 or first_s, slowest_s)
+        self.due_at = time.monotonic() + self.pause_s
+
 
 class Feed:
-    """Hands out committed records in cursor order: shard by shard, in the order they were appended.
+    """Hands out committed records: first those of packs, then level 0 shard by shard, as they were appended.
 
-    Each is handed out once, over any number of `state` and `load` round trips. Memory grows with shards,
-    never with records.
+    Each is handed out once, over any number of `state` and `load` round trips, and wherever it lies by
+    then. Memory grows with shards, never with records.
     """
 
     def __init__(
@@ -51,76 +64,110 @@ class Feed:
         leg: str,
         *,
         columns: frozenset[Column],
+        level0_columns: frozenset[Column] | None = None,
         trust_marks: bool,
         following: Following | None,
     ) -> None:
-        self.counts = store.counts
+        """`level0_columns`: what to read of records on level 0, where that differs."""
         self.ended: str | None = None
         """Why the stream ended: `closed`, the run is; `stopped`, the follower was; None while it goes on."""
+        self._store = store
         self._paths = store.paths
-        self._leg = leg
-        self._columns = columns
-        self._trust_marks = trust_marks
+        self._counts = store.counts
         self._following = following
-        self._walks: dict[ShardName, ShardWalk] = {}
+        level0 = columns if level0_columns is None else level0_columns
+        self._cursor = Cursor(self._paths, leg, level0, trust_marks, self._counts)
+        self._packs = PackWalk(store, self._cursor, columns)
         self._rhythms: dict[ShardName, _Rhythm] = {}
+        self._chain_rhythm, self._list_rhythm = _Rhythm(), _Rhythm()
+        self._names: list[ShardName] = []
 
     def __iter__(self) -> Iterator[StoredTrajectory]:
+        self.ended = None
         if self._following is None:
-            for name in list_shards(self._paths):
-                yield from self._walk(name).advance()
-            self.ended = "closed"
+            yield from self._to_the_end()
         else:
             yield from self._follow(self._following)
 
     def state(self) -> dict[str, Any]:
-        """The position, as JSON: per shard the bytes passed and the offsets that may still be committed."""
-        return {str(name): [walk.seen, list(walk.pending)] for name, walk in self._walks.items()}
+        """The position, as JSON."""
+        return self._cursor.state()
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Goes on from a position that `state` gave."""
-        for text, (seen, pending) in state.items():
-            name = ShardName.parse(text)
-            if name is None:
-                raise ConfigError(f"reader state names {text!r}, which is no shard")
-            walk = self._walk(name)
-            walk.seen, walk.pending, walk.settled = int(seen), [int(offset) for offset in pending], False
+        self._cursor.load(state, self._store)
 
-    def _walk(self, name: ShardName) -> ShardWalk:
-        if name not in self._walks:
-            self._walks[name] = ShardWalk(
-                self._paths, name, self._leg, self._columns, self._trust_marks, self.counts
-            )
-        return self._walks[name]
+    def _to_the_end(self) -> Iterator[StoredTrajectory]:
+        self._store.refresh()
+        while True:
+            yield from self._packs.advance()
+            for name in self._list():
+                yield from self._advance(name)
+            # What retention deleted before that listing had been packed before: in a pack that shows now.
+            if self._store.refresh() == self._cursor.pack:
+                self.ended = "closed"
+                return
 
     def _follow(self, following: Following) -> Iterator[StoredTrajectory]:
-        self.ended = None
         while True:
             # Asked before the shards are: whatever was committed before then is still delivered.
+            self._counts.opens += 1
             closed = read_fresh(self._paths.closed) is not None
             ending = "closed" if closed else "stopped" if following.stop() else None
-            delivered = self.counts.delivered
-            for name in list_shards(self._paths):
-                yield from self._look(name, following.poll_s, forced=ending is not None)
-            if self.counts.delivered == delivered:
-                if ending:
-                    self.ended = ending
-                    return
+            delivered = self._counts.delivered
+            yield from self._round(following.poll_s, forced=ending is not None)
+            following.looked()
+            if self._counts.delivered > delivered:
+                continue
+            if ending is None:
                 time.sleep(following.poll_s)
+            elif self._store.refresh() == self._cursor.pack:
+                self.ended = ending
+                return
 
-    def _look(self, name: ShardName, poll_s: float, *, forced: bool) -> Iterator[StoredTrajectory]:
+    def _round(self, poll_s: float, *, forced: bool) -> Iterator[StoredTrajectory]:
+        """One look at everything that is due."""
+        slowest_s = max(_SLOWEST_POLLS * poll_s, len(self._rhythms) / _LOOKS_PER_S)
+        if forced or self._chain_rhythm.is_due():
+            new = self._store.refresh() > self._cursor.pack
+            yield from self._packs.advance()
+            self._chain_rhythm.looked(busy=new, first_s=poll_s, slowest_s=slowest_s)
+        if forced or self._list_rhythm.is_due():
+            names = self._list()
+            self._list_rhythm.looked(busy=names != self._names, first_s=poll_s, slowest_s=slowest_s)
+            self._names = names
+        for name in self._names:
+            yield from self._look(name, poll_s, slowest_s, forced=forced)
+
+    def _look(
+        self, name: ShardName, poll_s: float, slowest_s: float, *, forced: bool
+    ) -> Iterator[StoredTrajectory]:
         """Reads on in one shard where it is due; a quiet one is looked at less and less often."""
-        walk, rhythm = self._walk(name), self._rhythms.setdefault(name, _Rhythm())
-        now = time.monotonic()
-        if walk.settled or (now < rhythm.due_at and not forced):
+        rhythm = self._rhythms.setdefault(name, _Rhythm())
+        if not (forced or rhythm.is_due()) or self._cursor.walk(name).settled:
             return
-        before = self.counts.delivered
-        if not walk.is_idle():
-            yield from walk.advance()
-        elif now >= rhythm.settle_at:
-            # The owner first, then its last bytes: the other order could miss an append between the two.
-            walk.settled = is_finished(self._paths, name) and walk.is_idle()
-            rhythm.settle_at = now + _SETTLE_S
-        busy = self.counts.delivered > before
-        rhythm.pause_s = 0.0 if busy else min(rhythm.pause_s * 2 or poll_s, _SLOWEST_POLLS * poll_s)
-        rhythm.due_at = time.monotonic() + rhythm.pause_s
+        before = self._counts.delivered
+        yield from self._advance(name, rhythm)
+        busy = self._counts.delivered > before
+        rhythm.looked(busy=busy, first_s=poll_s, slowest_s=slowest_s)
+
+    def _advance(self, name: ShardName, rhythm: _Rhythm | None = None) -> Iterator[StoredTrajectory]:
+        walk = self._cursor.walk(name)
+        try:
+            if rhythm is None or not walk.is_idle():
+                yield from walk.advance()
+            elif time.monotonic() >= rhythm.settle_at:
+                # The owner first, then its last bytes: the other order could miss an append between the two.
+                self._counts.opens += 2
+                walk.settled = is_finished(self._paths, name) and walk.is_idle()
+                rhythm.settle_at = time.monotonic() + _SETTLE_S
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
+            # Deleted after it was packed: what this reader has not had of it comes from the packs.
+            self._chain_rhythm.due_at = 0.0
+            self._cursor.forget(name)
+
+    def _list(self) -> list[ShardName]:
+        self._counts.listings += 1
+        return list_shards(self._paths)

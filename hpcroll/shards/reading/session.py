@@ -105,13 +105,13 @@ class Session:
 
     def state(self) -> dict[str, Any]:
         return {
-            "shards": self.feed.state(),
+            **self.feed.state(),
             "groups": self.assembly.state(),
             "rows": rows_to_json(self._packer.waiting),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.feed.load(state["shards"])
+        self.feed.load(state)
         self.assembly.load(state["groups"])
         self._packer.add(rows_from_json(state["rows"]))
 

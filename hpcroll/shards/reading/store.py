@@ -99,6 +99,15 @@ class Store:
                 self._gone.add(place.shard)
         return self._in_a_pack(place, columns)
 
+    def on_level0(self, place: Place, columns: frozenset[Column]) -> StoredTrajectory | None:
+        """The record at `place` of its shard; None where that is gone, or not as written."""
+        try:
+            return self._on_level0(place, columns)
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
+            return None
+
     def _on_level0(self, place: Place, columns: frozenset[Column]) -> StoredTrajectory | None:
         self.counts.opens += 1
         with OpenShard(self.paths, place.shard) as shard:
