@@ -19,11 +19,11 @@ def flipped_bit(path: Path, position: int, bit: int) -> Iterator[None]:
         _flip(path, position, bit)
 
 
-def seeded_flips(path: Path, count: int, chance: random.Random) -> Iterator[int]:
-    """`count` times a position in `path`, whose byte has a random bit flipped meanwhile."""
+def seeded_flips(path: Path, count: int, chance: random.Random, *, least: int = 0) -> Iterator[int]:
+    """`count` times a position in `path` from `least` on, whose byte has a random bit flipped meanwhile."""
     size = path.stat().st_size
     for _ in range(count):
-        position = chance.randrange(size)
+        position = chance.randrange(least, size)
         with flipped_bit(path, position, chance.randrange(8)):
             yield position
 

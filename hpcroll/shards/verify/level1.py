@@ -42,6 +42,8 @@ class Level1Check:
             self.chain.refresh()
         except HpcrollError as error:
             self._report.add(str(error))
+        for path in self.chain.damaged:
+            self._report.add(f"{path}: one of its two lines is damaged; write the sound one twice")
         self._report.packs = len(self.chain)
         self._check_names()
         frontier: dict[ShardName, Frontier] = {}
