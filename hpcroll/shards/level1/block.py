@@ -24,7 +24,7 @@ from enum import IntEnum
 import xxhash
 
 from hpcroll.errors import SchemaVersionError, ShardCorruptError
-from hpcroll.shards.level1.compression import checksum, compress, decompress
+from hpcroll.shards.format.compression import compress, decompress
 
 BLOCK_MAGIC_PREFIX = b"hpcrblk"
 MAJOR = 1
@@ -57,7 +57,7 @@ class Encoding(IntEnum):
     PLAIN = 0
     """As the level-0 record has them; log-probabilities as float32."""
     FLOAT16 = 1
-    """Log-probabilities as float16."""
+    """Log-probabilities of the sampled tokens alone, as float16; those of the others are NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def join_block(rows: int, tokens: int, frames: Mapping[int, tuple[Encoding, byte
     table, body = b"", []
     for kind, (encoding, raw) in frames.items():
         stored = compress(raw, level)
-        table += _FRAME.pack(kind, encoding, len(stored), len(raw), checksum(stored))
+        table += _FRAME.pack(kind, encoding, len(stored), len(raw), xxhash.xxh3_64_intdigest(stored))
         body.append(stored)
     head = _FIXED.pack(_MAGIC, MINOR, len(frames), rows, tokens, sum(map(len, body))) + table
     return b"".join([head, _CHECKSUM.pack(xxhash.xxh3_64_intdigest(head)), *body])
@@ -130,7 +130,7 @@ def parse_block_header(data: bytes | memoryview) -> BlockHeader | None:
 
 def check_frame(frame: BlockFrame, stored: bytes | memoryview, where: str) -> None:
     """Raises `ShardCorruptError` unless `stored` are the bytes of `frame`."""
-    if len(stored) != frame.stored_bytes or checksum(stored) != frame.checksum:
+    if len(stored) != frame.stored_bytes or xxhash.xxh3_64_intdigest(stored) != frame.checksum:
         raise ShardCorruptError(f"{where}: frame {frame.kind} does not match its checksum")
 
 

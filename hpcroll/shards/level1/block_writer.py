@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcroll.contract import Floats, SegmentTokens
+from hpcroll.contract import SegmentTokens
 from hpcroll.shards.format.codec import Summary, read_summary, read_tokens
 from hpcroll.shards.format.frames import FrameKind, Header, open_frame
 from hpcroll.shards.format.place import Place
@@ -58,18 +58,17 @@ def encode_block(rows: Sequence[PackedRow], *, level: int, float16: bool = False
     """The block of `rows`, and the table of them that the pack's index takes up.
 
     `level` is zstd's. `float16` writes log-probabilities in half the bytes, with a relative error of up to
-    2**-11; values below -65504 become that.
+    2**-11; values below -65504 become that. Blocks where tokens that were not sampled have one stay plain.
     """
     collector = RowCollector()
     for row in rows:
         collector.add(row.place, row.header, row.summary)
     table = encode_table(collector.columns())
     segments = [segment for row in rows for segment in row.tokens]
-    logprobs = [segment.logprobs for segment in segments]
     frames: dict[int, tuple[Encoding, bytes]] = {
         BlockKind.SUMMARIES: (Encoding.PLAIN, table),
         BlockKind.TOKENS: (Encoding.PLAIN, _token_bytes(segments)),
-        BlockKind.LOGPROBS: _half(logprobs) if float16 else (Encoding.PLAIN, _bytes(logprobs, "<f4")),
+        BlockKind.LOGPROBS: _logprobs(segments, float16=float16),
     }
     for kind in sorted({kind for row in rows for kind in row.frames}):
         frames[kind] = (Encoding.PLAIN, _ragged_bytes([row.frames.get(kind) for row in rows]))
@@ -77,8 +76,11 @@ def encode_block(rows: Sequence[PackedRow], *, level: int, float16: bool = False
     return join_block(len(rows), tokens, frames, level=level), table
 
 
-def _half(logprobs: Sequence[Floats]) -> tuple[Encoding, bytes]:
-    return Encoding.FLOAT16, _bytes([np.maximum(part, _LOWEST_FLOAT16) for part in logprobs], "<f2")
+def _logprobs(segments: Sequence[SegmentTokens], *, float16: bool) -> tuple[Encoding, bytes]:
+    if float16 and all(np.isnan(segment.logprobs[segment.sampled == 0]).all() for segment in segments):
+        sampled = [segment.logprobs[segment.sampled != 0] for segment in segments]
+        return Encoding.FLOAT16, _bytes([np.maximum(part, _LOWEST_FLOAT16) for part in sampled], "<f2")
+    return Encoding.PLAIN, _bytes([segment.logprobs for segment in segments], "<f4")
 
 
 def _token_bytes(segments: Sequence[SegmentTokens]) -> bytes:

@@ -16,7 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from hpcroll.errors import ShardCorruptError
-from hpcroll.shards.level1.compression import checksum, compress, decompress
+from hpcroll.shards.format.compression import compress, decompress
 from hpcroll.shards.level1.rows import RowColumns, join_rows
 from hpcroll.shards.level1.table import Columns, decode_table, encode_table
 
@@ -90,7 +90,7 @@ def encode_index(columns: Columns, offset: int) -> tuple[bytes, IndexPlace]:
     """Index and trailer, to be written at `offset`, and where the index then lies."""
     raw = encode_table(columns)
     stored = _RAW_BYTES.pack(len(raw)) + compress(raw, _INDEX_LEVEL)
-    place = IndexPlace(offset, len(stored), checksum(stored))
+    place = IndexPlace(offset, len(stored), xxhash.xxh3_64_intdigest(stored))
     trailer = _TRAILER.pack(_MAGIC, place.offset, place.size_bytes, place.checksum)
     return stored + trailer + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(trailer)), place
 
@@ -107,7 +107,7 @@ def parse_trailer(data: bytes) -> IndexPlace | None:
 
 def decode_index(stored: bytes, place: IndexPlace) -> PackIndex | None:
     """The index; None where its bytes are not as written."""
-    if len(stored) != place.size_bytes or checksum(stored) != place.checksum:
+    if len(stored) != place.size_bytes or xxhash.xxh3_64_intdigest(stored) != place.checksum:
         return None
     (raw_bytes,) = _RAW_BYTES.unpack_from(stored)
     raw = decompress(memoryview(stored)[_RAW_BYTES.size :], raw_bytes, "the index of a pack")

@@ -36,7 +36,7 @@ class PackOptions:
 
     target_mb: float = 256
     min_mb: float = 0
-    level: int = 3
+    level: int = 6
     float16: bool = False
     everything: bool = False
 
