@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -11,6 +10,7 @@ import numpy as np
 from hpcroll.config import Strict
 from hpcroll.contract import SegmentTokens
 from hpcroll.exporters.base import Fact, Part, Unit
+from hpcroll.exporters.json_text import json_text
 from hpcroll.shards import Column, StoredTrajectory
 
 
@@ -44,7 +44,7 @@ class Jsonl:
         return (f"part-{number:05d}.jsonl",)
 
     def files(self, part: Part) -> Iterator[tuple[str, bytes]]:
-        lines = [json.dumps(self._line(member), allow_nan=False) for member in part.members]
+        lines = [json_text(self._line(member)) for member in part.members]
         yield self.names(part.number)[0], "".join(f"{line}\n" for line in lines).encode()
 
     def _line(self, stored: StoredTrajectory) -> dict[str, Any]:

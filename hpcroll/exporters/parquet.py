@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from io import BytesIO
 from typing import Any, ClassVar
@@ -13,6 +12,7 @@ from pydantic import Field
 from hpcroll.config import Strict
 from hpcroll.contract import SegmentTokens
 from hpcroll.exporters.base import Fact, Part, Unit
+from hpcroll.exporters.json_text import json_text
 from hpcroll.exporters.packages import need
 from hpcroll.exporters.rows import token_versions
 from hpcroll.shards import Column, StoredTrajectory
@@ -99,7 +99,7 @@ def _rows(stored: StoredTrajectory) -> Iterator[dict[str, Any]]:
         "reward_valid": summary.reward_valid,
         "policy_name": _utf8(summary.policy_name),
         "lineage": _utf8(summary.lineage),
-        "record": json.dumps(record.model_dump(mode="json"), allow_nan=False),
+        "record": json_text(record.model_dump(mode="json")),
     }
     if not record.segments:
         yield row

@@ -14,14 +14,17 @@ from hpcroll.exporters.base import Bridge, Fact, Part, Unit
 from hpcroll.exporters.micro_batches import MicroBatch, distribute, micro_batches
 from hpcroll.exporters.packages import need
 from hpcroll.exporters.prime_rl_bridge import PrimeRlBridge, step_of
-from hpcroll.exporters.rows import Row, TrainingOptions, training_rows
+from hpcroll.exporters.row_exporter import LOST_IN_ROWS
+from hpcroll.exporters.rows import Row, training_rows
 from hpcroll.policy import PolicyRegistry
 from hpcroll.shards import Column
 
 
-class PrimeRlOptions(TrainingOptions):
+class PrimeRlOptions(Strict):
     """Options of the format `prime-rl`."""
 
+    normalise_std: bool = False
+    """Divide advantages by the group's standard deviation (n - 1 in the denominator, plus 1e-6)."""
     world: int = Field(default=1, ge=1)
     """Data-parallel ranks of the trainer: one file per rank and step."""
     groups: int = Field(default=16, ge=1)
@@ -50,27 +53,16 @@ class PrimeRl:
 
     Options: ClassVar[type[Strict]] = PrimeRlOptions
     loses: ClassVar[tuple[Fact, ...]] = (
-        Fact.TEXT,
-        Fact.CONTEXT_ROLES,
-        Fact.SEGMENTS,
-        Fact.UNTRAINED,
+        *LOST_IN_ROWS,
         Fact.SAMPLED,
         Fact.VERSIONS,
-        Fact.VERSION_RANGES,
         Fact.LINEAGE,
-        Fact.SAMPLING,
-        Fact.LOGPROB_KIND,
         Fact.REWARD,
-        Fact.VERDICT,
         Fact.GROUP,
         Fact.ROLLOUT,
         Fact.WEIGHT,
         Fact.STATUS,
         Fact.TASK,
-        Fact.IDENTITY,
-        Fact.CALLS,
-        Fact.ACTIONS,
-        Fact.TIMING,
     )
     source: ClassVar[str] = (
         "PrimeIntellect-ai/prime-rl 559b447 (2026-08-21): src/prime_rl/transports/rollouts/types.py, "
@@ -92,7 +84,7 @@ class PrimeRl:
         return tuple(f"{folder}/rank_{rank}.bin" for rank in range(self._options.world))
 
     def files(self, part: Part) -> Iterator[tuple[str, bytes]]:
-        rows = [self._fitting(row) for row in training_rows(part, self._options)]
+        rows = [self._fitting(row) for row in training_rows(part, normalise_std=self._options.normalise_std)]
         batches = micro_batches(rows, self._options.seq_len, env_name=self._options.env_name)
         padded = [batch.padded(self._options.pad_to_multiple_of) for batch in batches]
         ranks: list[list[MicroBatch]] = distribute(padded, self._options.world)

@@ -9,19 +9,11 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from hpcroll.config import Strict
 from hpcroll.contract import Floats, LogprobKind, Segment, SegmentTokens, TrajectoryRecord
-from hpcroll.exporters.base import GroupSlice, Part
+from hpcroll.exporters.base import Part
 from hpcroll.shards import StoredTrajectory
 
 _STD_EPSILON = 1e-6
-
-
-class TrainingOptions(Strict):
-    """Options of every format with one row per trained segment."""
-
-    normalise_std: bool = False
-    """Divide advantages by the group's standard deviation (n - 1 in the denominator, plus 1e-6)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +51,12 @@ class Row:
         return len(self.tokens)
 
 
-def training_rows(part: Part, options: TrainingOptions) -> Iterator[Row]:
+def training_rows(part: Part, *, normalise_std: bool) -> Iterator[Row]:
     """The rows of a part: rollouts without a valid reward or not trainable have none, nor have segments
     without a token to train on."""
     for group in part.groups:
         usable = [member for member in group.members if member.summary.usable]
-        advantages = group_advantages(usable, normalise_std=options.normalise_std)
+        advantages = group_advantages(usable, normalise_std=normalise_std)
         for member, advantage in zip(usable, advantages, strict=True):
             trained = [i for i, tokens in enumerate(member.tokens) if tokens.loss_mask.any()]
             for index in trained:
@@ -121,8 +113,3 @@ def logprob_kinds(record: TrajectoryRecord, segment_index: int) -> list[str]:
 def stable_number(text: str) -> int:
     """A number of 63 bits that stands for `text`, the same everywhere, for formats that number things."""
     return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass")) >> 1
-
-
-def slices_of(members: Sequence[StoredTrajectory]) -> tuple[GroupSlice, ...]:
-    """`members`, which came one by one, as slices of a group each."""
-    return tuple(GroupSlice(member.group_id, (member,)) for member in members)
