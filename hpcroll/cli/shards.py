@@ -1,4 +1,4 @@
-"""Commands on trajectory shards: ls, cat, stats, export, seal, verify."""
+"""Commands on trajectory shards: ls, cat, stats, export, pack, retain, seal, verify."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from hpcroll.cli import exporting
+from hpcroll.cli import exporting, packing
 from hpcroll.cli.options import Json, RunDirectory
 
 group = typer.Typer(help="Trajectory shards.", no_args_is_help=True)
 exporting.register(group)
+packing.register(group)
 
 
 def register(app: typer.Typer) -> None:

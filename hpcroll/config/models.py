@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 from hpcroll.contract import SegmentRole, Stage, canonical_json, sha256_hex
 
@@ -264,6 +272,24 @@ class ShardConfig(Strict):
     """Commits that arrive within this time share one fsync."""
     shard_mb: int = Field(default=256, ge=1)
     """Size in MiB after which a worker opens its next shard."""
+    pack: Literal["off", "auto"] = "off"
+    """`auto`: rank 0 of the last leg packs whole groups in a process beside its worker."""
+    pack_mb: int = Field(default=256, ge=1)
+    """Size in MiB at which a pack is closed, and of shards below which nothing is packed on its own."""
+    pack_level: int = Field(default=6, ge=1, le=19)
+    """zstd compression level of packs."""
+    pack_logprobs: Literal["float32", "float16"] = "float32"
+    """How packs store log-probabilities; they are read as float32 either way."""
+    retain: bool = False
+    """Whether that process deletes shards that packs hold wholly and no trainer still reads."""
+    dictionary: Annotated[str, StringConstraints(min_length=1)] = "auto"
+    """Compress records with what the run's first ones have in common: `auto`, `off`, or the file of another
+    run's dictionaries (its `shards/dict.0`)."""
+
+    @field_validator("dictionary", "pack", mode="before")
+    @classmethod
+    def _off_is_no_boolean(cls, value: Any) -> Any:
+        return "off" if value is False else value  # what YAML makes of a bare `off`
 
 
 class LaunchConfig(Strict):

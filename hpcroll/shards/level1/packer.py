@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 from hpcroll.errors import ShardCorruptError
 from hpcroll.fs.atomic import list_names, make_directories, read_fresh
@@ -17,6 +18,9 @@ from hpcroll.shards.level1.chain import Manifest, PackChain
 from hpcroll.shards.level1.pack_index import IndexPlace
 from hpcroll.shards.level1.pack_writer import PackFileWriter
 from hpcroll.shards.level1.survey import Entry, Survey
+
+if TYPE_CHECKING:
+    from hpcroll.config import ShardConfig  # at run time the trainer's side needs no config
 
 _MIB = 1 << 20
 _MOST_ROWS = 1 << 16
@@ -39,6 +43,16 @@ class PackOptions:
     level: int = 6
     float16: bool = False
     everything: bool = False
+
+    @classmethod
+    def of(cls, config: ShardConfig) -> Self:
+        """The options that a run's config gives to packers that go on by themselves."""
+        return cls(
+            target_mb=config.pack_mb,
+            min_mb=config.pack_mb,
+            level=config.pack_level,
+            float16=config.pack_logprobs == "float16",
+        )
 
 
 @dataclass(frozen=True, slots=True)
