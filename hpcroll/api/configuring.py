@@ -31,14 +31,17 @@ def read_config(
 
 
 def anchor_paths(config: RunConfig, base: Path) -> RunConfig:
-    """The config with relative image and bind paths made absolute, as seen from directory `base`.
+    """The config with relative image, bind and dictionary paths made absolute, as seen from `base`.
 
     Workers start in other directories, on other nodes.
     """
     sandbox = config.sandbox
     binds = tuple(_anchor_bind(bind, base) for bind in sandbox.binds)
     changed = sandbox.model_copy(update={"image": anchor_image(sandbox.image, base), "binds": binds})
-    return config.model_copy(update={"sandbox": changed})
+    shards = config.shards
+    if shards.dictionary not in ("auto", "off"):
+        shards = shards.model_copy(update={"dictionary": str((base / shards.dictionary).absolute())})
+    return config.model_copy(update={"sandbox": changed, "shards": shards})
 
 
 def anchor_image(image: str | None, base: Path) -> str | None:

@@ -15,6 +15,7 @@ from hpcroll.errors import ConfigError, SandboxError
 from hpcroll.launch.sbatch import check_launch
 from hpcroll.plugins import Family, load
 from hpcroll.sandboxes.base import SandboxProvider
+from hpcroll.shards import check_dictionary
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ def check_config(config: RunConfig) -> SandboxProvider:
     _plugin(Family.HARNESS, config.harness.name, config.harness.options)
     load(Family.LAUNCHER, config.launch.launcher)
     check_launch(config.launch)
+    check_dictionary(config.shards.dictionary)
     if isinstance(config.launch.partition, dict):
         unknown = sorted(set(config.launch.partition) - set(config.leg_names))
         if unknown:

@@ -4,6 +4,7 @@ from hpcroll.shards.format.codec import Summary, decode_trajectory, encode_traje
 from hpcroll.shards.format.commit_log import RecordAddress
 from hpcroll.shards.format.stored import Column, StoredTrajectory
 from hpcroll.shards.level0.adoption import adopt
+from hpcroll.shards.level0.dictionary_keeper import check_dictionary
 from hpcroll.shards.level0.writer import ShardWriter
 from hpcroll.shards.reading.batches import Batch, PaddedBatch
 from hpcroll.shards.reading.groups import Group
@@ -28,6 +29,7 @@ __all__ = [
     "Summary",
     "VerifyReport",
     "adopt",
+    "check_dictionary",
     "decode_trajectory",
     "encode_trajectory",
     "open_run",

@@ -14,9 +14,10 @@ from hpcroll.contract import RolloutRef, Trajectory
 from hpcroll.errors import ShardError
 from hpcroll.fs.atomic import fsync_directory
 from hpcroll.fs.paths import RunPaths
-from hpcroll.shards.format.codec import encode_trajectory
+from hpcroll.shards.format.codec import encode_frames, raw_frames
 from hpcroll.shards.format.commit_log import RecordAddress, pack_mark
 from hpcroll.shards.format.frames import parse_header
+from hpcroll.shards.level0.dictionary_keeper import DictionaryKeeper
 
 if TYPE_CHECKING:
     from hpcroll.config import ShardConfig  # at run time the trainer's reader needs no config
@@ -84,6 +85,7 @@ class ShardWriter:
         self._written: set[RolloutRef] = set()
         self._failed: str | None = None
         self._shard = self._open_next()
+        self._dictionaries = DictionaryKeeper(paths, config.dictionary)
 
     @property
     def path(self) -> Path:
@@ -103,7 +105,8 @@ class ShardWriter:
                 f"rollout {record.rollout_id}: its record names incarnation {record.incarnation!r}, this "
                 f"shard belongs to {self._incarnation!r}"
             )
-        data = encode_trajectory(trajectory, level=self._level)
+        frames = raw_frames(trajectory)
+        data = encode_frames(trajectory, frames, level=self._level, dictionaries=self._dictionaries.current)
         header = parse_header(data)
         assert header is not None, "what was just encoded has a sound header"
         with self._lock:
@@ -120,6 +123,7 @@ class ShardWriter:
             offset = self._shard.append(data)
             self._written.add(header.ref)
             self._unsynced.append(self._shard)
+            self._dictionaries.offer(record.group_id, frames)
             return RecordAddress(self._index, offset, len(data), header.ref, header.attempt, header.checksum)
 
     def sync(self) -> None:
@@ -155,6 +159,7 @@ class ShardWriter:
 
     def close(self) -> None:
         """Syncs and closes; the files stay as they are. Safe to call again."""
+        self._dictionaries.close()
         with self._lock, ExitStack() as closing:
             files = dict.fromkeys((*self._unsynced, self._shard)) if self._logs else {}
             for file in (*files, *self._logs.values()):
