@@ -42,8 +42,9 @@ def pack(
     Any number of packers may run at once, beside workers and trainers, and may be killed at any time. Exit
     status 1 where a committed record is damaged; it is left where it is.
     """
-    from dataclasses import replace
+    from dataclasses import asdict, replace
 
+    from hpcroll.cli.output import print_json
     from hpcroll.fs import RunPaths
     from hpcroll.shards.level1.following import follow_packing
     from hpcroll.shards.level1.packer import Packer, PackOptions
@@ -71,9 +72,12 @@ def pack(
     damaged = False
     for done in rounds:
         damaged = bool(done.packed.damaged)
-        _print_packed(done.packed, as_json=json, quiet=follow)
-        if done.retained is not None:
-            _print_retained(done.retained, as_json=json, quiet=follow)
+        if json:
+            print_json(asdict(done))
+        elif not follow or done.packed.packs:
+            _print_packed(done.packed)
+        if done.retained is not None and not json:
+            _print_retained(done.retained)
     return 1 if damaged else 0
 
 
@@ -91,44 +95,37 @@ def retain(
     cursor only expires for who has watched it (shards pack --follow --retain). Exit status 1 where a pack is
     damaged.
     """
-    from hpcroll.cli.output import progress
+    from dataclasses import asdict
+
+    from hpcroll.cli.output import print_json, progress
     from hpcroll.fs import RunPaths
     from hpcroll.shards.level1.retention import Retention
 
     with progress("checking packs"):
         report = Retention(RunPaths(run_dir)).retain(dry_run=dry_run, without=without or ())
-    _print_retained(report, as_json=json, quiet=False)
+    if json:
+        print_json(asdict(report))
+    else:
+        _print_retained(report, word="would go" if dry_run else "deleted")
     return 1 if report.problems else 0
 
 
-def _print_packed(report: PackReport, *, as_json: bool, quiet: bool) -> None:
+def _print_packed(report: PackReport) -> None:
     from dataclasses import asdict
 
-    from hpcroll.cli.output import print_json, print_rows, say
+    from hpcroll.cli.output import print_rows, say
 
-    if quiet and not report.packs and not as_json:
-        return
-    if as_json:
-        print_json(asdict(report))
-        return
     print_rows([asdict(made) for made in report.packs], as_json=False, empty="nothing to pack")
     for damaged in report.damaged:
         say(f"damaged, left where it is: {damaged}")
 
 
-def _print_retained(report: RetainReport, *, as_json: bool, quiet: bool) -> None:
-    from dataclasses import asdict
+def _print_retained(report: RetainReport, *, word: str = "deleted") -> None:
+    from hpcroll.cli.output import print_rows, say
 
-    from hpcroll.cli.output import print_json, print_rows, say
-
-    if quiet and not report.deleted and not report.problems and not as_json:
-        return
-    if as_json:
-        print_json(asdict(report))
-        return
-    rows = [{"shard": name, "stays_because": "deleted"} for name in report.deleted]
+    rows = [{"shard": name, "stays_because": word} for name in report.deleted]
     rows += [{"shard": name, "stays_because": reason} for name, reason in report.kept.items()]
     print_rows(rows, as_json=False, empty="no shards")
-    print(f"{len(report.deleted)} shards, {report.freed_bytes} bytes")
+    print(f"{len(report.deleted)} shards {word}, {report.freed_bytes} bytes")
     for problem in report.problems:
         say(f"problem: {problem}")

@@ -17,6 +17,7 @@ from types import FrameType
 
 from hpcroll.fs import RunPaths
 from hpcroll.spool import mark_ended
+from hpcroll.worker.packing import packing_command
 from hpcroll.worker.processes import adopt_orphans, kill_descendants
 
 RESTART = 75
@@ -53,6 +54,7 @@ class _Rank:
         self._paths = RunPaths(run_dir)
         self._argv = [sys.executable, "-m", "hpcroll.worker.child", str(run_dir), "--rank", str(rank)]
         self._argv += ["--leg", leg] if leg else []
+        self._packing = packing_command(run_dir, leg, rank)
         self._child: subprocess.Popen[bytes] | None = None
         self.stopping = False
         for number in _STOP_SIGNALS:
@@ -60,6 +62,7 @@ class _Rank:
 
     def run_once(self) -> int:
         """Starts a worker, waits for it, cleans up after it; its status, negative for a signal."""
+        packing = subprocess.Popen(self._packing, stdin=subprocess.DEVNULL) if self._packing else None
         read_end, write_end = os.pipe()
         try:
             argv = [*self._argv, "--announce-fd", str(write_end)]
@@ -72,6 +75,8 @@ class _Rank:
         # Kill the tree first: while a payload still holds the pipe's write end, reading it to its end
         # would block.
         survivors = kill_descendants()
+        if packing is not None:
+            packing.poll()
         with os.fdopen(read_end, encoding="ascii") as announced:
             incarnations = announced.read().split()
         if survivors:
