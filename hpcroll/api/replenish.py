@@ -18,9 +18,9 @@ from hpcroll.contract import Task, sha256_hex
 from hpcroll.errors import ConfigError
 from hpcroll.fs import list_names
 from hpcroll.policy import PolicyRegistry
-from hpcroll.policy.ledger import Fates, Ledger, PoolLine
+from hpcroll.policy.ledger import Fates, Ledger, PoolLine, ledger_name
 from hpcroll.shards import Step, StepCounts
-from hpcroll.spool import Spool, segment_name
+from hpcroll.spool import Spool
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Pool:
         self._settings = settings
         parts = [str(settings.samples), str(settings.seed), *(task.to_json() for task in tasks)]
         self._content = sha256_hex("\n".join(parts).encode())
-        self._ledger = Ledger(spool.paths, segment_name(settings.key))
+        self._ledger = Ledger(spool.paths, ledger_name(settings.key))
         self._watch = PoolWatch(spool.paths.root)
         lines = self._reload()
         if lines:

@@ -10,6 +10,7 @@ from hpcroll.cli.options import Json, RunDirectory
 
 if TYPE_CHECKING:
     from hpcroll.policy import Allowance, Lineage
+    from hpcroll.policy.ledger import PoolLine
 
 _NAME = typer.Option("--name", help="Policy; the config's model.name where absent.")
 _PARTY = typer.Option("--as", help="Whose pause it is; the pauses of several add up.")
@@ -20,7 +21,7 @@ def register(app: typer.Typer) -> None:
     app.command()(endpoint)
     group = typer.Typer(no_args_is_help=True, help="Versions of the policy, pauses and the window.")
     group.command("list")(list_versions)
-    for command in (publish, pause, resume, window):
+    for command in (publish, pause, resume, window, pool):
         group.command()(command)
     app.add_typer(group, name="policy")
 
@@ -186,6 +187,48 @@ def window(
         print_json(_allowance_json(allowed))
     else:
         print(_allowed(allowed))
+
+
+def pool(
+    run_dir: RunDirectory,
+    key: Annotated[str | None, typer.Argument(help="The pool's key; where absent, every pool.")] = None,
+    json: Json = False,
+) -> None:
+    """Show the ledger of `Run.replenish`: groups that add up, what was replaced and cancelled, the bias.
+
+    Numbers of groups are since the run began; kept and cut rollouts are those since the line before.
+    """
+    from hpcroll.api import Run
+    from hpcroll.cli.output import print_rows
+
+    pools = Run.open(run_dir).policy.pools()
+    rows = [_pool_row(line) for name, lines in pools.items() if key is None or name == key for line in lines]
+    print_rows(rows, as_json=json, empty="no pool was filled")
+
+
+def _pool_row(line: PoolLine) -> dict[str, Any]:
+    bias = line.bias
+    return {
+        "pool": line.key,
+        "step": line.step,
+        "submitted": line.fates.submitted,
+        **line.fates.model_dump(),
+        "added": line.added,
+        "epoch": line.epoch,
+        "early": len(line.surplus),
+        "excluded": len(line.excluded),
+        "kept": bias.kept.rollouts,
+        "kept_tokens_mean": bias.kept.tokens_mean,
+        "kept_tokens_median": bias.kept.tokens_median,
+        "kept_run_s_mean": bias.kept.run_s_mean,
+        "kept_run_s_median": bias.kept.run_s_median,
+        "cut": bias.cancelled.rollouts,
+        "cut_tokens_mean": bias.cancelled.tokens_mean,
+        "cut_tokens_median": bias.cancelled.tokens_median,
+        "cut_run_s_mean": bias.cancelled.run_s_mean,
+        "cut_run_s_median": bias.cancelled.run_s_median,
+        "never_started": bias.never_started,
+    }
 
 
 def _parse_parent(text: str | None) -> tuple[str, int] | None:

@@ -7,11 +7,11 @@ everything that it says may be done twice.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field, JsonValue, ValidationError
 
-from hpcroll.contract import Frozen, Record
+from hpcroll.contract import Frozen, Record, sha256_hex
 from hpcroll.errors import CorruptRecordError
 from hpcroll.fs import RunPaths, list_names, make_directories, publish, read_fresh
 
@@ -115,17 +115,23 @@ class PoolLine(Record):
         return self.fates.submitted + self.added
 
 
+def ledger_name(key: str) -> str:
+    """The name of the directory that holds the ledger of pool `key`."""
+    return sha256_hex(key.encode())[:16]
+
+
 class Ledger:
     """The lines of one pool. For one thread."""
 
-    def __init__(self, paths: RunPaths, pool: str) -> None:
+    def __init__(self, paths: RunPaths, name: str) -> None:
+        """`name`: that of its directory, see `ledger_name`."""
         self._paths = paths
-        self._pool = pool
+        self._name = name
         self._lines: list[PoolLine] = []
 
     def lines(self) -> tuple[PoolLine, ...]:
         """Every line so far, each read once; raises `CorruptRecordError`."""
-        while (data := read_fresh(path := self._paths.pool_line(self._pool, len(self._lines)))) is not None:
+        while (data := read_fresh(path := self._paths.pool_line(self._name, len(self._lines)))) is not None:
             try:
                 self._lines.append(PoolLine.from_json(data))
             except ValidationError as error:
@@ -134,33 +140,12 @@ class Ledger:
 
     def append(self, line: PoolLine) -> bool:
         """Adds `line`, durable on return; False where somebody else added one with its number."""
-        path = self._paths.pool_line(self._pool, line.number)
+        path = self._paths.pool_line(self._name, line.number)
         make_directories([path.parent])
         return publish(path, line.to_json().encode())
 
 
-def pool_names(paths: RunPaths) -> list[str]:
-    """The pools that a run has, as directories are named."""
-    return sorted(list_names(paths.pools))
-
-
-def row(line: PoolLine) -> dict[str, Any]:
-    """A line for people: what adds up, what was done, and the bias."""
-    bias = line.bias
-    return {
-        "line": line.number,
-        "step": line.step,
-        "submitted": line.fates.submitted,
-        **line.fates.model_dump(),
-        "added": line.added,
-        "epoch": line.epoch,
-        "surplus": len(line.surplus),
-        "excluded": len(line.excluded),
-        "kept": bias.kept.rollouts,
-        "kept_tokens": bias.kept.tokens_median,
-        "kept_run_s": bias.kept.run_s_median,
-        "cut": bias.cancelled.rollouts,
-        "cut_tokens": bias.cancelled.tokens_median,
-        "cut_run_s": bias.cancelled.run_s_median,
-        "never_started": bias.never_started,
-    }
+def read_pools(paths: RunPaths) -> dict[str, tuple[PoolLine, ...]]:
+    """The ledgers of a run by the key of their pool."""
+    ledgers = (Ledger(paths, name).lines() for name in sorted(list_names(paths.pools)))
+    return {lines[0].key: lines for lines in ledgers if lines}

@@ -15,6 +15,7 @@ from hpcroll.errors import ConfigError
 from hpcroll.fs.paths import RunPaths
 from hpcroll.policy.endpoints import DEFAULT_KIND, Endpoint, EndpointLease, EndpointWatch, register
 from hpcroll.policy.gates import GateWatch
+from hpcroll.policy.ledger import PoolLine, read_pools
 from hpcroll.policy.lineages import Lineage, base_of, lineages
 from hpcroll.policy.pauses import Pause, PauseMode, Pauses
 from hpcroll.policy.versions import VersionChain
@@ -253,6 +254,10 @@ class PolicyRegistry:
     def pauses(self) -> tuple[Pause, ...]:
         """The pauses in force; one whose time is over counts until a gateway has noticed."""
         return self._pauses.read().pauses
+
+    def pools(self) -> dict[str, tuple[PoolLine, ...]]:
+        """The ledgers of `Run.replenish` by the key of their pool; raises `CorruptRecordError`."""
+        return read_pools(self._paths)
 
     def _of(self, name: str | None) -> tuple[PolicyVersion, ...]:
         wanted = self._name if name is None else name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ import pytest
 
 from hpcroll.api import Run
 from hpcroll.api.replenish import Pool, PoolSettings
+from hpcroll.cli.main import run as run_command
 from hpcroll.config import ShardConfig
 from hpcroll.contract import StageTiming, Status, StopReason, Task, Timing, Verdict
 from hpcroll.errors import ConfigError
@@ -389,3 +391,23 @@ def test_target_is_whole_groups() -> None:
     settings = PoolSettings(samples=8, key="k", groups_per_step=16, oversample=1.25, steps=10)
     assert settings.target == 20
     assert [settings.target_after(step) for step in (0, 8, 9, 10, 11)] == [20, 20, 20, 0, 0]
+
+
+def test_ledger_is_shown_as_a_table_that_adds_up(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["policy", "pool", str(run.path)]) == 0
+    assert capsys.readouterr().out == "no pool was filled\n"
+    pool = replenish(run)
+    run.replenish(tasks(2), samples=1, key="other", groups_per_step=1)
+    with fleet(run):
+        for step in steps(follow(run), 2):
+            pool.after(step)
+    assert run_command(["policy", "pool", str(run.path), "pool", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    for row in rows:
+        parts = ("delivered", "zero_variance", "short", "cancelled", "stale", "incomplete", "open")
+        assert row["submitted"] == sum(row[part] for part in parts)
+    assert rows[1]["kept"] > 0
+    assert rows[1]["kept_run_s_median"] == 10.0
+    assert run_command(["policy", "pool", str(run.path)]) == 0
+    assert "zero variance" in capsys.readouterr().out
