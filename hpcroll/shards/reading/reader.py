@@ -17,7 +17,7 @@ from hpcroll.shards.reading.batches import Batch
 from hpcroll.shards.reading.feed import Following
 from hpcroll.shards.reading.freshness import Freshness
 from hpcroll.shards.reading.groups import COMPLETE, Group, GroupCounts, GroupRule
-from hpcroll.shards.reading.lookup import find_committed
+from hpcroll.shards.reading.lookup import find_committed, find_group
 from hpcroll.shards.reading.plan import PlanFiles, branch_name
 from hpcroll.shards.reading.planner import StepSettings
 from hpcroll.shards.reading.selection import Selection
@@ -126,7 +126,14 @@ class RunReader:
             ref = RolloutRef.parse(rollout_id)
         except ValueError as error:
             raise ShardError(str(error)) from error
-        return find_committed(self._paths, self._facts.final_leg, ref, self._selection.columns)
+        return find_committed(self._store, self._facts.final_leg, ref, self._selection.columns)
+
+    def group(self, group_id: str) -> Group:
+        """What is committed of one group, by sample index, whatever the filters say.
+
+        Raises `ShardError` where nothing is, `ShardCorruptError` where a member is damaged.
+        """
+        return find_group(self._store, self._facts.final_leg, group_id, self._selection.columns)
 
     def groups(self, rule: str = "complete", *, min_usable: int | None = None) -> Iterator[Group]:
         """Groups in the order in which they become deliverable.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection
 from types import TracebackType
 from typing import Self
 
+from hpcroll.contract import RolloutRef
 from hpcroll.errors import ShardCorruptError
 from hpcroll.fs.paths import RunPaths
 from hpcroll.shards.format.place import Place, ShardName
@@ -34,6 +35,8 @@ class Store:
         self.chain = PackChain(paths)
         self._packs: OrderedDict[int, OpenPack] = OrderedDict()
         self._gone: set[ShardName] = set()
+        self._by_owner: defaultdict[str, list[int]] = defaultdict(list)
+        self._indexed = 0
         weakref.finalize(self, _close, self._packs)
 
     def __enter__(self) -> Self:
@@ -90,14 +93,40 @@ class Store:
         """The record at `place`; None where its bytes are not there, or not as written."""
         if place.shard not in self._gone:
             try:
-                return self._on_level0(place, columns)
+                if (stored := self._on_level0(place, columns)) is not None:
+                    return stored
             except OSError as error:
                 if error.errno not in GONE:
                     raise
-            self.refresh()
-            if self.chain.holds(place):
-                self._gone.add(place.shard)
+                self.refresh()
+                if self.chain.holds(place):
+                    self._gone.add(place.shard)
         return self._in_a_pack(place, columns)
+
+    def packed_rollout(
+        self, ref: RolloutRef, owner: str, columns: frozenset[Column]
+    ) -> StoredTrajectory | None:
+        """The record of `ref` that incarnation `owner` committed, from the packs that are known; None where
+        they do not hold it."""
+        for generation in self._packs_of(owner):
+            pack = self.pack(generation)
+            row = pack.row_of_rollout(ref)
+            if row is not None:
+                return pack.read(row, columns)
+        return None
+
+    def has_news(self) -> bool:
+        """Whether packs were published since the last look, which has now been taken."""
+        known = len(self.chain)
+        return self.refresh() > known
+
+    def _packs_of(self, incarnation: str) -> list[int]:
+        """The packs that hold entries of the incarnation, the newest last."""
+        for generation in range(self._indexed, len(self.chain)):
+            for owner in {name.incarnation for name in self.chain[generation].inputs}:
+                self._by_owner[owner].append(generation)
+        self._indexed = len(self.chain)
+        return self._by_owner.get(incarnation, [])
 
     def on_level0(self, place: Place, columns: frozenset[Column]) -> StoredTrajectory | None:
         """The record at `place` of its shard; None where that is gone, or not as written."""

@@ -12,7 +12,9 @@ from hpcroll.fs.paths import RunPaths
 from hpcroll.shards.format.dictionaries import parse_dictionaries
 from hpcroll.shards.format.run_facts import RunFacts, read_run_facts
 from hpcroll.shards.format.stored import ALL_COLUMNS
+from hpcroll.shards.level0.walk import ReadCounts
 from hpcroll.shards.reading.lookup import find_committed
+from hpcroll.shards.reading.store import Store
 from hpcroll.shards.verify.level0 import Level0Check
 from hpcroll.shards.verify.level1 import Level1Check
 from hpcroll.shards.verify.report import VerifyReport
@@ -37,6 +39,7 @@ class _Verification:
         self._paths = paths
         self._facts = facts
         self._report = VerifyReport()
+        self._store = Store(paths, ReadCounts())
         # In this order: a shard that is removed meanwhile was packed before.
         self._level0 = Level0Check(paths, facts, self._report)
         self._level1 = Level1Check(paths, facts, self._report)
@@ -106,7 +109,7 @@ class _Verification:
             return
         try:
             # A run that goes on may have committed it after its shard was read.
-            find_committed(self._paths, self._facts.final_leg, ref, ALL_COLUMNS)
+            find_committed(self._store, self._facts.final_leg, ref, ALL_COLUMNS)
             self._report.committed += 1
         except ShardError as error:
             self._report.lost += 1
