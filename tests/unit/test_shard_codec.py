@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,14 +12,24 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcroll.contract import SegmentTokens, Trajectory
+from hpcroll.contract import (
+    ExtraColumn,
+    Ragged,
+    Segment,
+    SegmentTokens,
+    StageTiming,
+    StopReason,
+    Timing,
+    Trajectory,
+)
 from hpcroll.errors import SchemaVersionError, ShardCorruptError, ShardError
-from hpcroll.shards import decode_trajectory, encode_trajectory
-from hpcroll.shards.format.codec import read_record
+from hpcroll.shards import Summary, decode_trajectory, encode_trajectory, open_run
+from hpcroll.shards.format.codec import read_extra_columns, read_record, read_summary
 from hpcroll.shards.format.commit_log import ENTRY_BYTES, RecordAddress, pack_mark, parse_marks
 from hpcroll.shards.format.frames import FrameKind, open_frame, parse_header
+from hpcroll.shards.format.summary import pack_summary, parse_summary
 from hpcroll.testing.trajectories import random_trajectory
-from tests.shard_runs import ref, trajectory
+from tests.shard_runs import SEGMENT, ShardRun, ref, trajectory
 
 seeded = settings(derandomize=True, deadline=None, max_examples=30)
 
@@ -106,6 +117,152 @@ def test_text_stays_compressed_until_asked_for() -> None:
     assert all(call.messages == () and call.reply is None for call in record.calls)
     with pytest.raises(ShardCorruptError):
         open_frame(header, FrameKind.TEXT, without)
+
+
+def test_log_probabilities_can_be_passed_over() -> None:
+    data = encode_trajectory(trajectory(3))
+    header = parse_header(data)
+    assert header is not None
+    ids = open_frame(header, FrameKind.TOKENS, data[: header.prefix_bytes([FrameKind.TOKENS])])
+    tokens = trajectory(3).tokens
+    assert ids.startswith(b"".join(part.ids.tobytes() for part in tokens))
+
+
+def test_summary_says_what_the_record_says() -> None:
+    timing = Timing(run=StageTiming(started_at=1.0, duration_s=2.5))
+    original = trajectory(3, timing=timing, reward=None, stop_reason=StopReason.TIME_LIMIT)
+    data = encode_trajectory(original)
+    header = parse_header(data)
+    assert header is not None
+    summary, record = read_summary(header, data), original.record
+    assert (summary.group_id, summary.group_size) == (record.group_id, record.group_size)
+    assert (summary.run_s, summary.reward, summary.stop_reason) == (2.5, None, "time_limit")
+    assert summary.lengths == tuple(map(len, original.tokens))
+    assert summary.sampled == tuple(int(part.sampled.sum()) for part in original.tokens)
+    assert summary.trained == tuple(int(part.loss_mask.sum()) for part in original.tokens)
+    assert summary.weights == tuple(segment.weight for segment in record.segments)
+    assert summary.oldest_version == min(
+        run.version_low for segment in record.segments for run in segment.policy_runs
+    )
+
+
+@seeded
+@given(st.text(), st.text(), st.floats(allow_nan=False), st.lists(st.integers(0, 2**32 - 1), max_size=3))
+def test_any_summary_comes_back(task: str, lineage: str, reward: float, lengths: list[int]) -> None:
+    many = tuple(lengths)
+    summary = Summary(
+        incarnation="w0",
+        group_id="g",
+        group_size=8,
+        sample_index=7,
+        task_id=task,
+        status="completed",
+        trainable=True,
+        reward=reward,
+        reward_valid=False,
+        rollout_weight=0.1,
+        policy_name="\ud800",
+        lineage=lineage,
+        lengths=many,
+        weights=tuple(0.1 for _ in many),
+        version_low=tuple(-1 for _ in many),
+        version_high=tuple(2**40 for _ in many),
+        trained=many,
+        sampled=many,
+    )
+    assert parse_summary(pack_summary(summary)) == summary
+    with pytest.raises(ShardCorruptError):
+        parse_summary(pack_summary(summary)[:40])
+
+
+def test_numbers_that_fit_no_field_are_refused_by_the_rollouts_name() -> None:
+    with pytest.raises(ShardError, match=f"{SEGMENT}/4 cannot be stored"):
+        encode_trajectory(trajectory(4, group_size=2**40))
+
+
+def extended(original: Trajectory) -> Trajectory:
+    """With optional columns: a number, an array and any number of values for each token."""
+    chance = np.random.default_rng(0)
+    lengths = [len(part) for part in original.tokens]
+    counts = [chance.integers(0, 4, length).astype(np.uint32) for length in lengths]
+    columns = {
+        "ref_logprobs": tuple(chance.random(length, np.float32) for length in lengths),
+        "routed_experts": tuple(chance.integers(0, 60, (n, 4, 2)).astype(np.uint8) for n in lengths),
+        "kept_ids": tuple(
+            Ragged(c, chance.integers(0, 2**31, int(c.sum())).astype(np.uint32)) for c in counts
+        ),
+    }
+    return Trajectory(original.record, original.tokens, columns)
+
+
+def test_optional_columns_come_back_and_are_read_by_name() -> None:
+    original = extended(trajectory(6))
+    data = encode_trajectory(original)
+    decoded = decode_trajectory(data).extra_columns
+    assert set(decoded) == set(original.extra_columns)
+    for name, parts in original.extra_columns.items():
+        for mine, theirs in zip(decoded[name], parts, strict=True):
+            if isinstance(theirs, Ragged):
+                assert isinstance(mine, Ragged)
+                np.testing.assert_array_equal(mine.counts, theirs.counts)
+                mine, theirs = mine.values, theirs.values
+            assert not isinstance(mine, Ragged)
+            assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
+            np.testing.assert_array_equal(mine, theirs)
+    header = parse_header(data)
+    assert header is not None
+    assert set(read_extra_columns(header, data, ["kept_ids", "no_such"])) == {"kept_ids"}
+
+
+def test_readers_do_not_read_optional_columns_unless_asked(tmp_path: Path) -> None:
+    run = ShardRun.create(tmp_path / "run")
+    with run.writer("w0") as writer:
+        writer.append(extended(trajectory(0)))
+        writer.append(trajectory(1))
+        writer.sync()
+        for ordinal in (0, 1):
+            run.confirm(ordinal, "w0")
+    plain = open_run(run.paths.root).get(f"{SEGMENT}/0")
+    with pytest.raises(ShardError, match="column extra was not read"):
+        plain.extra_columns()
+    assert not plain.trajectory().extra_columns
+    with_extra, without = list(open_run(run.paths.root, columns=["tokens", "record", "text", "extra"]))
+    assert set(with_extra.extra_columns(["ref_logprobs"])) == {"ref_logprobs"}
+    assert set(with_extra.trajectory().extra_columns) == {"ref_logprobs", "routed_experts", "kept_ids"}
+    assert without.extra_columns() == {}
+
+
+@pytest.mark.parametrize(
+    ("column", "why"),
+    [
+        ((np.zeros(3, np.float32),), "do not match the segments' lengths"),
+        ((np.zeros(7, object),), "numbers of one dtype"),
+        ((Ragged(np.ones(7, np.uint32), np.zeros(6, np.uint8)),), "do not add up"),
+        ((np.float32(1.0),), "do not match the segments' lengths"),
+    ],
+)
+def test_optional_columns_of_a_wrong_shape_are_refused(column: ExtraColumn, why: str) -> None:
+    original = trajectory(4)
+    record = original.record.model_copy(
+        update={"segments": (Segment(segment_index=0, length=7, weight=1.0),)}
+    )
+    part = SegmentTokens(
+        np.zeros(7, np.uint32), np.zeros(7, np.uint8), np.zeros(7, np.uint8), np.full(7, np.nan, np.float32)
+    )
+    with pytest.raises(ShardError, match=f"{SEGMENT}/4 .*'wrong'.*{why}"):
+        encode_trajectory(Trajectory(record, (part,), {"wrong": column}))
+
+
+def test_frames_that_do_not_shrink_stand_as_they_are() -> None:
+    noise = np.frombuffer(random.Random(0).randbytes(7 * 400), np.uint8).reshape(7, 400)
+    original = trajectory(4)
+    parts = tuple(np.resize(noise, (len(part), 400)) for part in original.tokens)
+    data = encode_trajectory(Trajectory(original.record, original.tokens, {"noise": parts}))
+    header = parse_header(data)
+    assert header is not None
+    for frame in header.frames:
+        assert frame.stored_bytes <= frame.raw_bytes
+    np.testing.assert_array_equal(decode_trajectory(data).extra_columns["noise"][0], parts[0])
 
 
 def test_arrays_that_do_not_match_the_record_are_refused() -> None:
