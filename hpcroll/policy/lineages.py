@@ -75,6 +75,11 @@ def _ancestry(versions: Sequence[PolicyVersion]) -> dict[str, tuple[int, int]]:
     return line
 
 
+def parent_of(versions: Sequence[PolicyVersion], lineage: str) -> Branch | None:
+    """Where `lineage` left another one; None where it did not, or begins only now."""
+    return next((entry.parent for entry in versions if entry.lineage == lineage), None)
+
+
 def base_of(
     versions: Sequence[PolicyVersion], wanted: PolicyVersion, *, settled: int, dropped: int
 ) -> LineageBase:

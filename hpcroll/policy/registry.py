@@ -16,7 +16,7 @@ from hpcroll.fs.paths import RunPaths
 from hpcroll.policy.endpoints import DEFAULT_KIND, Endpoint, EndpointLease, EndpointWatch, register
 from hpcroll.policy.gates import GateWatch
 from hpcroll.policy.ledger import PoolLine, read_pools
-from hpcroll.policy.lineages import Lineage, base_of, lineages
+from hpcroll.policy.lineages import Lineage, base_of, lineages, parent_of
 from hpcroll.policy.pauses import Pause, PauseMode, Pauses
 from hpcroll.policy.versions import VersionChain
 from hpcroll.policy.window import Allowance, Window, WindowState, allowance
@@ -102,7 +102,8 @@ class PolicyRegistry:
 
         def complete(known: tuple[PolicyVersion, ...]) -> PolicyVersion:
             base = base_of(known, wanted, settled=settled, dropped=dropped)
-            return wanted.model_copy(update={"base": base})
+            parent = wanted.parent or parent_of(known, lineage)
+            return wanted.model_copy(update={"base": base, "parent": parent})
 
         return self._versions.publish(wanted, complete)
 
