@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcroll.errors import ConfigError
 from hpcroll.fs import publish
 from hpcroll.shards import RunReader, ShardWriter, open_run
 from hpcroll.shards.level1.cursors import Cursors
@@ -241,12 +242,8 @@ def test_state_stays_small_once_all_is_packed(run: ShardRun) -> None:
     pack(run)
     retain(run)
     assert ordinals(reader) == []
-    assert reader.state_dict()["session"] | {"groups": None, "rows": None} == {
-        "pack": [1, 0],
-        "shards": {},
-        "groups": None,
-        "rows": None,
-    }
+    state = reader.state_dict()["session"]
+    assert (state["pack"], state["shards"]) == ([1, 0], {})
 
 
 def test_shard_deleted_while_it_is_read_is_finished_from_its_pack(run: ShardRun) -> None:
@@ -308,3 +305,97 @@ def test_closed_run_is_followed_to_its_end_over_both_levels(run: ShardRun) -> No
     commit_groups(run, range(3, 5), incarnation="w1", end=False)
     publish(run.paths.closed, b"{}")
     assert sorted(ordinals(open_run(run.paths.root).follow(poll_s=0.01))) == list(range(20))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_parts_of_a_run_are_disjoint_complete_and_whole_groups(run: ShardRun, packed: bool) -> None:
+    commit_groups(run, range(12))
+    reader = open_run(run.paths.root)
+    before = [ordinals(reader.split(rank, 3)) for rank in range(3)]
+    if packed:
+        pack(run)
+        retain(run)
+    parts = [ordinals(reader.split(rank, 3)) for rank in range(3)]
+    assert [sorted(part) for part in parts] == [sorted(part) for part in before]
+    assert sorted(n for part in parts for n in part) == list(range(48))
+    assert all(len([n for n in part if n // 4 == group]) in (0, 4) for part in parts for group in range(12))
+    assert sum(map(bool, parts)) > 1
+    assert [len(reader.split(rank, 3)) for rank in range(3)] == [len(part) for part in parts]
+    workers = [ordinals(reader.split(1, 3).split(worker, 2)) for worker in range(2)]
+    assert sorted(workers[0] + workers[1]) == sorted(parts[1])
+    groups = [group.group_id for rank in range(3) for group in reader.split(rank, 3).groups()]
+    assert sorted(groups) == sorted(f"{SEGMENT}/g{n}" for n in range(12))
+    with pytest.raises(ConfigError, match="part 3 is not one of the 3 parts"):
+        reader.split(3, 3)
+    with pytest.raises(ConfigError, match="use rank= and world="):
+        reader.split(0, 2).follow()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_shuffled_groups_come_in_a_seeded_order_that_resumes_exactly(run: ShardRun, packed: bool) -> None:
+    commit_groups(run, range(12))
+    if packed:
+        pack(run)
+        retain(run)
+
+    def shuffled(seed: int, window: int = 5) -> RunReader:
+        return open_run(run.paths.root, columns=["tokens"], shuffle=seed, window=window)
+
+    def told(groups: Any) -> list[int]:
+        return [int(group.group_id.rpartition("g")[2]) for group in groups]
+
+    order = told(shuffled(1).groups())
+    assert sorted(order) == list(range(12))
+    assert order == told(shuffled(1).groups()) != told(shuffled(2).groups())
+    assert order != sorted(order)
+    assert all(position >= group - 5 for position, group in enumerate(order))
+    single = ordinals(shuffled(1))
+    assert sorted(single) == list(range(48)) != single
+    for taken in range(1, 12):
+        reader = shuffled(1)
+        stream = reader.groups()
+        head = told(next(stream) for _ in range(taken))
+        resumed = shuffled(1)
+        resumed.load_state_dict(json.loads(json.dumps(reader.state_dict())))
+        assert head + told(resumed.groups()) == order
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        shuffled(2).load_state_dict(reader.state_dict())
+    with pytest.raises(ConfigError, match="window is 0"):
+        shuffled(1, 0)
+
+
+def test_named_follower_keeps_what_it_has_not_read_and_an_anonymous_one_writes_nothing(run: ShardRun) -> None:
+    commit_groups(run, range(12))
+    pack(run)
+    list(open_run(run.paths.root).follow(stop=lambda: True))
+    assert not list(run.paths.readers.iterdir())
+    reader = open_run(run.paths.root).follow(trainer="grpo", stop=lambda: True)
+    next(iter(reader))
+    cursor = json.loads(run.paths.reader_cursor("grpo").read_bytes())
+    assert (cursor["pack"], cursor["shards"], cursor["expires_s"]) == ([0, 1], {}, 3600.0)
+    assert retain(run) == []
+    again = open_run(run.paths.root).follow(trainer="grpo", stop=lambda: True)
+    assert len(ordinals(again)) == 48
+    assert json.loads(run.paths.reader_cursor("grpo").read_bytes())["beat"] > cursor["beat"]
+    # It beat when it began, and within five seconds not again; a restart says what it has read by then.
+    latest = open_run(run.paths.root).follow(trainer="grpo", stop=lambda: True)
+    latest.load_state_dict(again.state_dict())
+    assert ordinals(latest) == []
+    assert json.loads(run.paths.reader_cursor("grpo").read_bytes())["pack"] == [1, 0]
+    assert len(retain(run)) == 3
+
+
+def test_opens_and_listings_of_a_quiet_follower_are_few(run: ShardRun) -> None:
+    for worker in range(8):
+        commit_groups(run, range(worker, worker + 1), incarnation=f"w{worker}", end=False)
+    rounds = 0
+
+    def stop() -> bool:
+        nonlocal rounds
+        rounds += 1
+        return rounds > 60
+
+    reader = open_run(run.paths.root).follow(poll_s=0.01, stop=stop)
+    assert len(ordinals(reader)) == 32
+    assert reader.counts.opens < 400, "a look at everything in every round were 700"
+    assert reader.counts.listings < 30

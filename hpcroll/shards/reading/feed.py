@@ -13,6 +13,7 @@ from hpcroll.shards.format.stored import Column, StoredTrajectory
 from hpcroll.shards.level0.shard_file import is_finished, list_shards
 from hpcroll.shards.reading.cursor import Cursor
 from hpcroll.shards.reading.pack_walk import PackWalk
+from hpcroll.shards.reading.shuffle import Part
 from hpcroll.shards.reading.store import GONE, Store
 
 _SLOWEST_POLLS = 5
@@ -64,20 +65,22 @@ class Feed:
         leg: str,
         *,
         columns: frozenset[Column],
-        level0_columns: frozenset[Column] | None = None,
+        level0_columns: frozenset[Column],
+        part: Part,
         trust_marks: bool,
         following: Following | None,
     ) -> None:
-        """`level0_columns`: what to read of records on level 0, where that differs."""
+        """`columns`: what to read of packed records, `level0_columns`: of those on level 0; `part`: which
+        groups to hand out, the others count as handed out."""
         self.ended: str | None = None
         """Why the stream ended: `closed`, the run is; `stopped`, the follower was; None while it goes on."""
         self._store = store
         self._paths = store.paths
         self._counts = store.counts
         self._following = following
-        level0 = columns if level0_columns is None else level0_columns
-        self._cursor = Cursor(self._paths, leg, level0, trust_marks, self._counts)
-        self._packs = PackWalk(store, self._cursor, columns)
+        self._cursor = Cursor(self._paths, leg, level0_columns, trust_marks, self._counts)
+        self._packs = PackWalk(store, self._cursor, columns, part)
+        self._part = part
         self._rhythms: dict[ShardName, _Rhythm] = {}
         self._chain_rhythm, self._list_rhythm = _Rhythm(), _Rhythm()
         self._names: list[ShardName] = []
@@ -134,6 +137,7 @@ class Feed:
             self._chain_rhythm.looked(busy=new, first_s=poll_s, slowest_s=slowest_s)
         if forced or self._list_rhythm.is_due():
             names = self._list()
+            self._let_go(names)
             self._list_rhythm.looked(busy=names != self._names, first_s=poll_s, slowest_s=slowest_s)
             self._names = names
         for name in self._names:
@@ -155,7 +159,11 @@ class Feed:
         walk = self._cursor.walk(name)
         try:
             if rhythm is None or not walk.is_idle():
-                yield from walk.advance()
+                for stored in walk.advance():
+                    if self._part.owns(stored.group_id):
+                        yield stored
+                    else:
+                        self._counts.delivered -= 1
             elif time.monotonic() >= rhythm.settle_at:
                 # The owner first, then its last bytes: the other order could miss an append between the two.
                 self._counts.opens += 2
@@ -166,6 +174,12 @@ class Feed:
                 raise
             # Deleted after it was packed: what this reader has not had of it comes from the packs.
             self._chain_rhythm.due_at = 0.0
+            self._cursor.forget(name)
+
+    def _let_go(self, names: list[ShardName]) -> None:
+        """Forgets shards that are not there any more, so that memory does not grow with those that were."""
+        for name in self._rhythms.keys() - set(names):
+            del self._rhythms[name]
             self._cursor.forget(name)
 
     def _list(self) -> list[ShardName]:

@@ -12,16 +12,18 @@ from hpcroll.shards.format.stored import Column, StoredTrajectory
 from hpcroll.shards.level1.chain import Manifest
 from hpcroll.shards.level1.pack_file import OpenPack
 from hpcroll.shards.reading.cursor import Cursor
+from hpcroll.shards.reading.shuffle import Part
 from hpcroll.shards.reading.store import Store
 
 
 class PackWalk:
     """Goes on from where `cursor` stands in the chain of packs, and moves it."""
 
-    def __init__(self, store: Store, cursor: Cursor, columns: frozenset[Column]) -> None:
+    def __init__(self, store: Store, cursor: Cursor, columns: frozenset[Column], part: Part) -> None:
         self._store = store
         self._cursor = cursor
         self._columns = columns
+        self._part = part
 
     def advance(self) -> Iterator[StoredTrajectory]:
         """The rows that were not handed out, of every pack that is known; the cursor has passed each of them
@@ -67,7 +69,12 @@ class PackWalk:
                 rows = rows[(offsets >= had.seen) | np.isin(offsets, open_ones)]
             found.append(rows)
         unread = np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
-        numbers: list[int] = unread[unread >= self._cursor.rows].tolist()
+        unread = unread[unread >= self._cursor.rows]
+        if self._part.count > 1:
+            groups, inverse = np.unique(pack.rows.group[unread], return_inverse=True)
+            mine = [self._part.owns(pack.rows.strings[group]) for group in groups]
+            unread = unread[np.array(mine, np.bool_)[inverse]]
+        numbers: list[int] = unread.tolist()
         return numbers
 
     def _count_lost(self, block: int, lost: set[int]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from hpcroll.contract import RolloutRef
 from hpcroll.errors import ConfigError, ShardError
@@ -20,12 +20,15 @@ from hpcroll.shards.reading.groups import COMPLETE, Group, GroupCounts, GroupRul
 from hpcroll.shards.reading.lookup import find_committed, find_group
 from hpcroll.shards.reading.plan import PlanFiles, branch_name
 from hpcroll.shards.reading.planner import StepSettings
+from hpcroll.shards.reading.presence import Presence
 from hpcroll.shards.reading.selection import Selection
-from hpcroll.shards.reading.session import Session
+from hpcroll.shards.reading.session import EVERYTHING, Session
+from hpcroll.shards.reading.shuffle import Part, Shuffle
 from hpcroll.shards.reading.step import Step, StepCounts
 from hpcroll.shards.reading.stepping import Position, Stepping
 from hpcroll.shards.reading.store import Store
 
+T = TypeVar("T")
 _STATE_FORMAT = 2
 _TOKENS = frozenset({Column.TOKENS})
 
@@ -38,13 +41,21 @@ def open_run(
     status: Collection[str] | str | None = None,
     min_reward: float | None = None,
     max_reward: float | None = None,
+    policy: Collection[str] | str | None = None,
+    min_version: int | None = None,
+    max_version: int | None = None,
     trust_marks: bool = False,
+    shuffle: int | None = None,
+    window: int = 64,
 ) -> RunReader:
     """A reader of the run in directory `path`.
 
     `columns`: which of `tokens`, `record` and `text` to read (None: all); the summary is always there.
-    `trainable`, `status`, `min_reward`, `max_reward` choose what is delivered. `trust_marks` believes the
+    `trainable`, `status`, `min_reward`, `max_reward`, `policy` (names) and the bounds on the versions of its
+    sampled tokens, `min_version` and `max_version`, choose what is delivered. `trust_marks` believes the
     workers' commit logs instead of looking up the `done` name of each rollout: faster on a slow file system.
+    `shuffle`: a seed; then groups (or rollouts, in an iteration over those) are drawn at random from the next
+    `window` ones.
     Raises `ShardError` where there is no run, `ConfigError` for an unknown column or status.
     """
     paths = RunPaths(Path(path))
@@ -54,9 +65,13 @@ def open_run(
         status=status,
         min_reward=min_reward,
         max_reward=max_reward,
+        policy=policy,
+        min_version=min_version,
+        max_version=max_version,
         trust_marks=trust_marks,
     )
-    return RunReader(paths, read_run_facts(paths), selection)
+    order = None if shuffle is None else Shuffle(shuffle, window)
+    return RunReader(paths, read_run_facts(paths), selection, shuffle=order)
 
 
 class RunReader:
@@ -78,6 +93,9 @@ class RunReader:
         trainer: str | None = None,
         rank: int = 0,
         world: int = 1,
+        presence: Presence | None = None,
+        part: Part = EVERYTHING,
+        shuffle: Shuffle | None = None,
     ) -> None:
         self._paths = paths
         self._facts = facts
@@ -90,6 +108,9 @@ class RunReader:
         self._rank = rank
         self._world = world
         self._store = Store(paths, ReadCounts())
+        self._presence = presence
+        self._part = part
+        self._shuffle = shuffle
         self._loaded: dict[str, Any] | None = None
         self._session = self._new_session(selection.columns, rule)
         self._position: Position | None = None
@@ -110,11 +131,12 @@ class RunReader:
 
     def __iter__(self) -> Iterator[StoredTrajectory]:
         """Every committed trajectory that passes the filters, once each."""
-        return self._begin(self._selection.columns, self._rule).singles()
+        return self._alive(self._begin(self._selection.columns, self._rule, grouped=False).singles())
 
     def __len__(self) -> int:
         """How many trajectories are committed now and pass the filters."""
-        counting = RunReader(self._paths, self._facts, replace(self._selection, columns=frozenset()))
+        selection = replace(self._selection, columns=frozenset())
+        counting = RunReader(self._paths, self._facts, selection, part=self._part)
         return sum(1 for _ in counting)
 
     def get(self, rollout_id: str) -> StoredTrajectory:
@@ -142,7 +164,7 @@ class RunReader:
         incomplete ones. `min_usable` = k: as soon as k of its rollouts are trainable with a valid reward;
         groups that end with fewer are counted, not delivered.
         """
-        return self._begin(self._selection.columns, GroupRule.parse(rule, min_usable)).groups()
+        return self._alive(self._begin(self._selection.columns, GroupRule.parse(rule, min_usable)).groups())
 
     def packed(self, max_tokens: int) -> Iterator[Batch]:
         """Batches of at most `max_tokens` tokens from the usable rollouts of groups, in group order.
@@ -154,7 +176,7 @@ class RunReader:
         settings = StepSettings(world=self._world, max_tokens=max_tokens)
         if self._world > 1:
             return (batch for step in self._steps(settings, 600.0) for batch in step.batches)
-        return self._packed(max_tokens)
+        return self._alive(self._begin(_TOKENS, self._rule, max_tokens=max_tokens).batches())
 
     def steps(
         self,
@@ -200,6 +222,7 @@ class RunReader:
         world: int = 1,
         min_usable: int | None = None,
         max_lag: int | None = None,
+        hold_s: float = 3600.0,
     ) -> RunReader:
         """A reader that waits for what is still to be committed, until `stop()` or the run is closed.
 
@@ -207,6 +230,10 @@ class RunReader:
         less often. `min_usable` is the group rule of `packed` and `steps`. `max_lag`: rollouts whose oldest
         token is more than that many policy versions behind the newest published one are counted as stale,
         not delivered. `trainer` names the cursor: a state saved by one trainer is refused by another.
+        Under a name it also says now and then how far it has come, and retention keeps level-0 shards that it
+        has not read, until it has shown no life for `hold_s` seconds; whatever is deleted before is read from
+        packs.
+
         `rank` of `world`: the data-parallel ranks of one trainer, which take the same steps under its name.
         """
         if not 0 <= rank < world:
@@ -218,6 +245,10 @@ class RunReader:
         if trainer is not None and (not trainer or trainer.startswith(".")):
             raise ConfigError(
                 f"follow: {trainer!r} names no trainer; it must not be empty or begin with a dot"
+            )
+        if self._part != EVERYTHING or self._shuffle is not None:
+            raise ConfigError(
+                "follow: a split or shuffled reader only reads what is there; use rank= and world="
             )
         if poll_s <= 0 or (max_lag is not None and max_lag < 0):
             raise ConfigError("follow: poll_s must be above 0 and max_lag 0 or more")
@@ -231,6 +262,21 @@ class RunReader:
             trainer=trainer,
             rank=rank,
             world=world,
+            presence=None if trainer is None else Presence(self._paths, trainer, hold_s=hold_s),
+        )
+
+    def split(self, rank: int, world: int) -> RunReader:
+        """A reader of part `rank` of `world` of the groups: every group is in one part, the same one each
+        time. For finished runs, over data-parallel ranks and loader workers; parts of parts are fine."""
+        if self._following is not None:
+            raise ConfigError("split: a follower is not split; give follow rank= and world= instead")
+        return RunReader(
+            self._paths,
+            self._facts,
+            self._selection,
+            rule=self._rule,
+            part=self._part.split(rank, world),
+            shuffle=self._shuffle,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -240,20 +286,28 @@ class RunReader:
         """
         if self._loaded is not None:
             return self._loaded
-        identity = {"format": _STATE_FORMAT, "run_id": self._facts.run_id, "trainer": self._trainer}
+        identity = {**self._identity(), "format": _STATE_FORMAT}
         if self._position is not None:
             return {**identity, **self._position.to_json()}
         return {**identity, "session": self._session.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iteration goes on from `state`; raises `ConfigError` where it is not of this reader."""
-        mine = (_STATE_FORMAT, self._facts.run_id, self._trainer)
-        theirs = (state.get("format"), state.get("run_id"), state.get("trainer"))
+        mine = {"format": _STATE_FORMAT, **self._identity()}
+        theirs = {name: state.get(name) for name in mine}
         if mine != theirs:
-            raise ConfigError(
-                f"reader state of (format, run, trainer) {theirs} cannot be loaded by a reader of {mine}"
-            )
+            raise ConfigError(f"reader state of {theirs} cannot be loaded by a reader of {mine}")
         self._loaded = state
+
+    def _identity(self) -> dict[str, Any]:
+        """What a state must agree with: its stream and the order of it."""
+        shuffle = None if self._shuffle is None else [self._shuffle.seed, self._shuffle.window]
+        return {
+            "run_id": self._facts.run_id,
+            "trainer": self._trainer,
+            "part": [self._part.index, self._part.count],
+            "shuffle": shuffle,
+        }
 
     def _steps(self, settings: StepSettings, timeout_s: float) -> Iterator[Step]:
         position = self._position_for(settings)
@@ -272,8 +326,9 @@ class RunReader:
             store=self._store,
             stop=self._following.stop if self._following is not None else lambda: False,
             timeout_s=timeout_s,
+            sign=self._presence.sign if self._presence is not None else lambda: None,
         )
-        return stepping.steps(position)
+        return self._alive(stepping.steps(position))
 
     def _position_for(self, settings: StepSettings) -> Position:
         """Where the next step follows: in the branch of the state, or in a new one under other settings."""
@@ -296,18 +351,30 @@ class RunReader:
         self._store.counts = ReadCounts()
         return self._position
 
-    def _packed(self, max_tokens: int) -> Iterator[Batch]:
-        session = self._begin(_TOKENS, self._rule, max_tokens=max_tokens)
-        return session.batches()
+    def _alive(self, items: Iterator[T]) -> Iterator[T]:
+        """The same items; a named follower beats on the way."""
+        return items if self._presence is None else map(self._beat_after, items)
 
-    def _begin(self, columns: frozenset[Column], rule: GroupRule, *, max_tokens: int = 1) -> Session:
+    def _beat_after(self, item: T) -> T:
+        self._beat()
+        return item
+
+    def _beat(self) -> None:
+        """Says that the follower lives and how far it has come, where it has a name and this is rank 0."""
+        if self._presence is not None and self._rank == 0:
+            position = self._position
+            self._presence.beat(self._session.state if position is None else lambda: position.session)
+
+    def _begin(
+        self, columns: frozenset[Column], rule: GroupRule, *, grouped: bool = True, max_tokens: int = 1
+    ) -> Session:
         """A new pass: from the loaded state, else, when following, from where the last pass stopped."""
         state = self._loaded
         if state is None and self._following is not None:
             state = self.state_dict()
         self._loaded = self._position = None
         self._store.counts = ReadCounts()
-        session = self._new_session(columns, rule, max_tokens=max_tokens)
+        session = self._new_session(columns, rule, grouped=grouped, max_tokens=max_tokens)
         if state is not None:
             session.load(state["session"])
         self._session = session
@@ -319,14 +386,22 @@ class RunReader:
         self._session = session
         return session
 
-    def _new_session(self, columns: frozenset[Column], rule: GroupRule, *, max_tokens: int = 1) -> Session:
+    def _new_session(
+        self, columns: frozenset[Column], rule: GroupRule, *, grouped: bool = True, max_tokens: int = 1
+    ) -> Session:
+        following = self._following
+        if following is not None and self._presence is not None:
+            following = replace(following, looked=self._beat)
         return Session(
             self._store,
             self._facts,
             self._selection,
             columns=columns,
-            following=self._following,
+            following=following,
             rule=rule,
             freshness=self._freshness,
+            grouped=grouped,
+            part=self._part,
+            shuffle=self._shuffle,
             max_tokens=max_tokens,
         )

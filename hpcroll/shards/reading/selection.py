@@ -21,6 +21,10 @@ class Selection:
     status: frozenset[Status] | None = None
     min_reward: float | None = None
     max_reward: float | None = None
+    policy: frozenset[str] | None = None
+    """Names of policies."""
+    min_version: int | None = None
+    max_version: int | None = None
     trust_marks: bool = False
     """Take a mark for the `done` name it stands for, which saves one open per rollout."""
 
@@ -33,6 +37,9 @@ class Selection:
         status: Collection[str] | str | None,
         min_reward: float | None,
         max_reward: float | None,
+        policy: Collection[str] | str | None,
+        min_version: int | None,
+        max_version: int | None,
         trust_marks: bool,
     ) -> Self:
         """A selection from what a user wrote; raises `ConfigError`, which lists the choices."""
@@ -46,13 +53,18 @@ class Selection:
             ) from error
         if Column.TEXT in chosen:
             chosen |= {Column.RECORD}
-        return cls(chosen, trainable, states, min_reward, max_reward, trust_marks)
-
-    @property
-    def filters(self) -> bool:
-        """Whether a rollout's summary must be read to know if it is delivered."""
-        bounds = (self.trainable, self.status, self.min_reward, self.max_reward)
-        return any(bound is not None for bound in bounds)
+        names = None if policy is None else frozenset([policy] if isinstance(policy, str) else policy)
+        return cls(
+            columns=chosen,
+            trainable=trainable,
+            status=states,
+            min_reward=min_reward,
+            max_reward=max_reward,
+            policy=names,
+            min_version=min_version,
+            max_version=max_version,
+            trust_marks=trust_marks,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """What decides which rollouts are delivered, as JSON."""
@@ -61,13 +73,21 @@ class Selection:
             "status": None if self.status is None else sorted(self.status),
             "min_reward": self.min_reward,
             "max_reward": self.max_reward,
+            "policy": None if self.policy is None else sorted(self.policy),
+            "min_version": self.min_version,
+            "max_version": self.max_version,
         }
 
     def accepts(self, summary: Summary) -> bool:
-        """Whether a rollout is delivered; one without a reward passes no bound on it."""
+        """Whether a rollout is delivered; one without a reward passes no bound on it,
+        one without sampled tokens none on versions."""
         if self.trainable is not None and summary.trainable != self.trainable:
             return False
         if self.status is not None and summary.status not in self.status:
+            return False
+        if self.policy is not None and summary.policy_name not in self.policy:
+            return False
+        if not self._accepts_versions(summary):
             return False
         if self.min_reward is None and self.max_reward is None:
             return True
@@ -76,4 +96,13 @@ class Selection:
             reward is not None
             and (self.min_reward is None or reward >= self.min_reward)
             and (self.max_reward is None or reward <= self.max_reward)
+        )
+
+    def _accepts_versions(self, summary: Summary) -> bool:
+        if self.min_version is None and self.max_version is None:
+            return True
+        sampled = [version for version in summary.version_low if version >= 0]
+        return bool(sampled) and (
+            (self.min_version is None or min(sampled) >= self.min_version)
+            and (self.max_version is None or max(summary.version_high) <= self.max_version)
         )

@@ -17,7 +17,10 @@ from hpcroll.shards.reading.freshness import Freshness
 from hpcroll.shards.reading.groups import Fate, Group, GroupAssembly, GroupRule, Held, ReadyGroup, is_usable
 from hpcroll.shards.reading.rows import Row, RowPacker, load_row, rows_from_json, rows_of, rows_to_json
 from hpcroll.shards.reading.selection import Selection
+from hpcroll.shards.reading.shuffle import Part, Shuffle, ShuffleWindow
 from hpcroll.shards.reading.store import Store
+
+EVERYTHING = Part()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +44,12 @@ class Session:
         following: Following | None,
         rule: GroupRule,
         freshness: Freshness,
+        grouped: bool,
+        part: Part = EVERYTHING,
+        shuffle: Shuffle | None = None,
         max_tokens: int = 1,
     ) -> None:
+        """`grouped`: rollouts wait for their group, so that of level 0 only summaries are read before."""
         self._selection = selection
         self._columns = columns
         self.freshness = freshness
@@ -51,27 +58,33 @@ class Session:
             store,
             facts.final_leg,
             columns=columns,
+            level0_columns=frozenset() if grouped or shuffle else columns,
+            part=part,
             trust_marks=selection.trust_marks,
             following=following,
         )
         self.rule = rule
         self.assembly = GroupAssembly(rule, self._judge)
+        self._window = ShuffleWindow(shuffle)
         self._packer = RowPacker(max_tokens)
 
     def singles(self) -> Iterator[StoredTrajectory]:
         """Rollouts one by one; raises `ConfigError` where a loaded state holds parts of groups."""
         if self._packer.waiting or self.assembly.is_busy:
             raise ConfigError("this reader state was saved within groups; go on with groups() or packed()")
-        return (stored for stored in self.feed if self._delivers(stored.summary))
+        if self._window.shuffle is None:
+            return (stored for stored in self.feed if self._delivers(stored.summary))
+        return self._shuffled_singles()
 
     def decisions(self) -> Iterator[Decision]:
         """Groups as they are released, also those that the filters leave nothing of."""
         for stored in self.feed:
             ready = self.assembly.add(stored)
             if ready is not None:
-                yield self._decide(ready)
+                yield from map(self._decide, self._window.add(ready))
         for ready in self.assembly.rest():
-            yield self._decide(ready)
+            yield from map(self._decide, self._window.add(ready))
+        yield from map(self._decide, self._window.rest())
 
     def groups(self) -> Iterator[Group]:
         """Groups as they become deliverable."""
@@ -108,18 +121,31 @@ class Session:
             **self.feed.state(),
             "groups": self.assembly.state(),
             "rows": rows_to_json(self._packer.waiting),
+            "window": self._window.state(),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.feed.load(state)
         self.assembly.load(state["groups"])
         self._packer.add(rows_from_json(state["rows"]))
+        self._window.load(state["window"])
 
     def is_stale(self, summary: Summary) -> bool:
         """Whether the rollout lags too far behind what is published now; each that does is counted."""
         stale = self.freshness.is_stale(summary)
         self.assembly.counts.stale += stale
         return stale
+
+    def _shuffled_singles(self) -> Iterator[StoredTrajectory]:
+        for stored in self.feed:
+            if self._selection.accepts(stored.summary):
+                held = Held(0, stored.place, Fate.USABLE)
+                yield from self._fresh(self._window.add(ReadyGroup(stored.rollout_id, 1, (held,))))
+        yield from self._fresh(self._window.rest())
+
+    def _fresh(self, drawn: Iterator[ReadyGroup]) -> Iterator[StoredTrajectory]:
+        read = (self._whole(member) for ready in drawn for member in ready.members)
+        return (stored for stored in read if not self.is_stale(stored.summary))
 
     def _decide(self, ready: ReadyGroup) -> Decision:
         read = [self._whole(member) for member in ready.members]

@@ -1,0 +1,48 @@
+"""The cursor file of a named follower: how far it has come, and that it lives."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hpcroll.fs.atomic import make_directories, read_fresh, replace
+from hpcroll.fs.paths import RunPaths
+
+_EVERY_S = 5.0
+"""Seconds between two beats, at least."""
+
+
+class Presence:
+    """Rank 0 of a named follower beats, its other ranks and retention watch the file's content change."""
+
+    def __init__(self, paths: RunPaths, trainer: str, *, hold_s: float) -> None:
+        """`hold_s`: how long retention keeps what this follower has not read, once it stands still."""
+        self._paths = paths
+        self._path = paths.reader_cursor(trainer)
+        self._hold_s = hold_s
+        self._beats = time.time_ns()  # a number that the follower before a restart did not write
+        self._due_at = 0.0
+
+    def beat(self, position: Callable[[], Mapping[str, Any]]) -> None:
+        """Writes where the follower stands, unless it has just done so."""
+        now = time.monotonic()
+        if now < self._due_at:
+            return
+        if not self._path.parent.is_dir():
+            make_directories([self._path.parent])
+        self._beats += 1
+        where = position()
+        content = {
+            "shards": where["shards"],
+            "pack": where["pack"],
+            "expires_s": self._hold_s,
+            "beat": self._beats,
+        }
+        replace(self._path, json.dumps(content, separators=(",", ":")).encode())
+        self._due_at = now + _EVERY_S
+
+    def sign(self) -> bytes | None:
+        """What the follower wrote last, as another rank sees it."""
+        return read_fresh(self._path)
