@@ -36,7 +36,7 @@ class Atif:
 
     Options: ClassVar[type[Strict]] = AtifOptions
     loses: ClassVar[tuple[Fact, ...]] = (
-        Fact.CONTEXT_ROLES,
+        Fact.CONTEXT,
         Fact.ACTIONS,
         Fact.TIMING,
     )

@@ -18,6 +18,8 @@ class Fact(StrEnum):
 
     TEXT = "text"
     """Messages and replies."""
+    CONTEXT = "context"
+    """The ids of tokens that no policy sampled."""
     CONTEXT_ROLES = "context_roles"
     """Whose words each context token is."""
     SEGMENTS = "segments"
