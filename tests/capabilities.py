@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,10 @@ def _sharedfs() -> str | None:
     return f"no {', '.join(lacks)}" if lacks else None
 
 
+def _torch() -> str | None:
+    return None if find_spec("torch") is not None else "torch is not installed (the extra `torch`)"
+
+
 _COMMON_AGENTS = ("agent:pi", "agent:mini_swe_agent")
 """What `tests/setup/install-agents` installs without arguments: the capability `agents`."""
 _PROBES: dict[str, Callable[[], str | None]] = {
@@ -72,6 +77,7 @@ _PROBES: dict[str, Callable[[], str | None]] = {
     "userns": _userns,
     "sharedfs": _sharedfs,
     "task-data": _task_data,
+    "torch": _torch,
 }
 
 

@@ -115,5 +115,5 @@ prepare_run() {
     copy_task_data
     install -d -o "$test_user" -g "$(id -g "$test_user")" "$scratch_dir"
     # In CI a capability that the set-up installs must be there: its tests fail, not skip.
-    [ "${CI:-}" != true ] || export HPCROLL_REQUIRE=${HPCROLL_REQUIRE:-slurm,apptainer,bwrap,userns,sharedfs,task-data,engine}
+    [ "${CI:-}" != true ] || export HPCROLL_REQUIRE=${HPCROLL_REQUIRE:-slurm,apptainer,bwrap,userns,sharedfs,task-data,engine,torch}
 }
