@@ -5,7 +5,7 @@ from hpcroll.shards.format.commit_log import RecordAddress
 from hpcroll.shards.format.stored import Column, StoredTrajectory
 from hpcroll.shards.level0.adoption import adopt
 from hpcroll.shards.level0.dictionary_keeper import check_dictionary
-from hpcroll.shards.level0.writer import ShardWriter
+from hpcroll.shards.level0.writer import PreparedRecord, ShardWriter
 from hpcroll.shards.reading.batches import Batch, PaddedBatch
 from hpcroll.shards.reading.groups import Group
 from hpcroll.shards.reading.reader import RunReader, open_run
@@ -19,6 +19,7 @@ __all__ = [
     "Group",
     "GroupStats",
     "PaddedBatch",
+    "PreparedRecord",
     "RecordAddress",
     "RunReader",
     "ShardWriter",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from hpcroll.contract import Trajectory
-from hpcroll.shards import RecordAddress, ShardWriter
+from hpcroll.shards import PreparedRecord, RecordAddress, ShardWriter
 from hpcroll.spool import Claim, sync_done_directories
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True, eq=False)
 class _Pending:
     claim: Claim
-    trajectory: Trajectory | None
+    record: PreparedRecord | None
     """None where the leg hands a bundle to the next one, which is durable already."""
     won: asyncio.Future[bool]
     address: RecordAddress | None = None
@@ -36,6 +36,8 @@ class Committer:
         self._writer = writer
         self._window_s = window_s
         self._pending: list[_Pending] = []
+        self._first_at = 0.0
+        """When the oldest of them came in, on the loop's clock."""
         self._wake = asyncio.Event()
 
     async def commit(self, claim: Claim, trajectory: Trajectory | None) -> bool:
@@ -44,16 +46,15 @@ class Committer:
         False: another attempt won, and this one's record is never marked. Raises `OSError` or
         `HpcrollError` where the file system refuses; nothing is visible then.
         """
-        item = _Pending(claim, trajectory, asyncio.get_running_loop().create_future())
-        self._pending.append(item)
-        self._wake.set()
-        return await asyncio.shield(item.won)
+        return await asyncio.shield(asyncio.ensure_future(self._commit(claim, trajectory)))
 
     async def run(self) -> None:
         """Commits in groups until cancelled."""
         while True:
             await self._wake.wait()
-            await asyncio.sleep(self._window_s)
+            # Counted from the first one's arrival: it may have waited for the group before.
+            late_s = asyncio.get_running_loop().time() - self._first_at
+            await asyncio.sleep(max(0.0, self._window_s - late_s))
             self._wake.clear()
             group, self._pending = self._pending, []
             failures = await asyncio.to_thread(self._commit_group, group)
@@ -65,6 +66,17 @@ class Committer:
                     item.won.set_exception(error)
                 else:
                     item.won.set_result(item.claim.won)
+
+    async def _commit(self, claim: Claim, trajectory: Trajectory | None) -> bool:
+        # Encoded here, not in the group's turn: several at once, and while another group is synced.
+        record = None if trajectory is None else await asyncio.to_thread(self._writer.prepare, trajectory)
+        loop = asyncio.get_running_loop()
+        item = _Pending(claim, record, loop.create_future())
+        if not self._pending:
+            self._first_at = loop.time()
+        self._pending.append(item)
+        self._wake.set()
+        return await item.won
 
     def _commit_group(self, group: list[_Pending]) -> dict[int, Exception]:
         """Runs in a thread; the error of each item that failed, by `id`."""
@@ -94,6 +106,6 @@ class Committer:
         return failures
 
     def _append(self, item: _Pending) -> None:
-        if item.trajectory is not None:
+        if item.record is not None:
             item.claim.note_record()
-            item.address = self._writer.append(item.trajectory)
+            item.address = self._writer.append(item.record)

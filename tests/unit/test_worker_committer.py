@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcroll.contract import Trajectory
-from hpcroll.shards import RecordAddress, ShardWriter, open_run
+from hpcroll.shards import PreparedRecord, RecordAddress, ShardWriter, open_run
 from hpcroll.spool import Claim
 from hpcroll.testing.trajectories import random_trajectory
 from hpcroll.worker.committer import Committer
@@ -23,8 +23,9 @@ class BrokenWriter(ShardWriter):
     sync_fails = False
     mark_fails = False
 
-    def append(self, trajectory: Trajectory) -> RecordAddress:
-        if trajectory.record.rollout_id in self.refused:
+    def append(self, trajectory: Trajectory | PreparedRecord) -> RecordAddress:
+        assert isinstance(trajectory, PreparedRecord)
+        if trajectory.header.ref.rollout_id in self.refused:
             raise OSError(28, "No space left on device")
         return super().append(trajectory)
 

@@ -1,5 +1,6 @@
 """Makes the level-0 vectors from records.json: `python -m tests.vectors.make_level0` rewrites the files.
 
+It joins frames itself, so that the bytes stay the same when hpcroll compresses otherwise.
 The bytes are those of the committed files where zstd is of the version that ZSTD_VERSION names.
 """
 
@@ -13,13 +14,14 @@ from typing import Any
 
 import numpy as np
 import xxhash
+import zstandard
 
 from hpcroll.contract import Ragged, RolloutRef
 from hpcroll.shards.format.columns import column_frames
 from hpcroll.shards.format.commit_log import RecordAddress, pack_mark
 from hpcroll.shards.format.dictionaries import Dictionary, pack_dictionaries, parse_dictionaries
 from hpcroll.shards.format.dictionary_training import train
-from hpcroll.shards.format.frames import FrameKind, join_frames, parse_header
+from hpcroll.shards.format.frames import FrameKind, parse_header
 from hpcroll.shards.format.summary import Summary, pack_summary
 from tests.vectors.level0_reader import read_dictionaries, read_log, read_shard
 
@@ -55,8 +57,21 @@ def frames_of(content: Content) -> dict[int, bytes]:
 def record(
     content: Content, frames: dict[int, bytes], dictionaries: dict[int, Dictionary] | None = None
 ) -> bytes:
-    ref = RolloutRef.parse(content["rollout_id"])
-    return join_frames(ref, content["attempt"], frames, level=LEVEL, dictionaries=dictionaries)
+    ref, table, body = RolloutRef.parse(content["rollout_id"]), [], []
+    for kind, raw in sorted(frames.items()):
+        dictionary = (dictionaries or {}).get(kind)
+        known = zstandard.ZstdCompressionDict(dictionary.content.as_bytes()) if dictionary else None
+        stored = zstandard.ZstdCompressor(level=LEVEL, dict_data=known).compress(raw)
+        number = dictionary.number if dictionary else 0
+        if kind == FrameKind.SUMMARY or len(stored) >= len(raw):
+            stored, number = raw, 0
+        table.append(struct.pack("<IIQQQ", kind, number, len(stored), len(raw), _checksum(stored)))
+        body.append(stored)
+    segment = bytes.fromhex(ref.segment)
+    body_bytes = sum(map(len, body))
+    fixed = (1, 0, len(body), content["attempt"], segment, ref.ordinal, 0, body_bytes)
+    head = b"".join([b"hpcroll", struct.pack("<BHHI8sIIQ", *fixed), *table])
+    return b"".join([head, struct.pack("<Q", _checksum(head)), *body])
 
 
 def plain() -> bytes:
@@ -173,7 +188,8 @@ def expected(name: str) -> Any:
 
 def main() -> None:
     LEVEL0.mkdir(exist_ok=True)
-    (LEVEL0 / "dictionary.dict").write_bytes(dictionary_file())
+    if not (LEVEL0 / "dictionary.dict").exists():  # given: what training finds may change
+        (LEVEL0 / "dictionary.dict").write_bytes(dictionary_file())
     (LEVEL0 / "log.log").write_bytes(log())
     for name, make in SHARDS.items():
         (LEVEL0 / f"{name}.shard").write_bytes(make())
@@ -187,11 +203,15 @@ def _json(value: Any) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+def _checksum(data: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(data)
+
+
 def _sealed(data: bytearray) -> bytes:
     """`data`, a record whose header was changed, with the header's checksum made anew."""
     (frames,) = struct.unpack_from("<H", data, 10)
     end = 40 + 32 * frames
-    struct.pack_into("<Q", data, end, xxhash.xxh3_64_intdigest(bytes(data[:end])))
+    struct.pack_into("<Q", data, end, _checksum(bytes(data[:end])))
     return bytes(data)
 
 

@@ -1,8 +1,11 @@
-"""zstd with contexts that are kept: one per thread, since a shared one crashes under concurrent use."""
+"""zstd with contexts that are kept: each is used by one thread at a time, since a shared one crashes.
+
+Idle contexts are pooled, so that there are as many as frames are worked on at once, not as there are threads.
+"""
 
 from __future__ import annotations
 
-import threading
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
 import zstandard
@@ -12,35 +15,60 @@ from hpcroll.errors import ShardCorruptError
 if TYPE_CHECKING:
     from hpcroll.shards.format.dictionaries import Dictionary
 
-_threads = threading.local()
+_WINDOW_LOG = 20
+"""Reaches from the end of a long frame back into its dictionary."""
+_TYPICAL_BYTES = 128 << 10
+"""Size of a frame, by which zstd sizes its tables; those of a dictionary are copied for each frame."""
+
+# A deque gives up and takes back an item without any lock of ours.
+_compressors: defaultdict[tuple[int, Dictionary | None], deque[zstandard.ZstdCompressor]]
+_compressors = defaultdict(deque)
+_decompressors: defaultdict[Dictionary | None, deque[zstandard.ZstdDecompressor]] = defaultdict(deque)
 
 
 def compress(raw: bytes, level: int, dictionary: Dictionary | None = None) -> bytes:
     """One zstd frame that says how long its content is."""
-    contexts: dict[tuple[int, Dictionary | None], zstandard.ZstdCompressor]
-    contexts = _threads.__dict__.setdefault("compressors", {})
-    context = contexts.get((level, dictionary))
-    if context is None:
-        content = None if dictionary is None else dictionary.for_level(level)
-        context = zstandard.ZstdCompressor(level=level, dict_data=content)
-        contexts[level, dictionary] = context
-    return context.compress(raw)
+    idle = _compressors[level, dictionary]
+    try:
+        context = idle.pop()
+    except IndexError:
+        context = _compressor(level, dictionary)
+    stored = context.compress(raw)
+    idle.append(context)
+    return stored
 
 
 def decompress(
     stored: bytes | memoryview, raw_bytes: int, what: str, dictionary: Dictionary | None = None
 ) -> bytes:
     """The `raw_bytes` bytes of one zstd frame; raises `ShardCorruptError`, which names `what`."""
-    contexts: dict[Dictionary | None, zstandard.ZstdDecompressor]
-    contexts = _threads.__dict__.setdefault("decompressors", {})
-    context = contexts.get(dictionary)
-    if context is None:
-        content = None if dictionary is None else dictionary.content
-        context = contexts[dictionary] = zstandard.ZstdDecompressor(dict_data=content)
+    idle = _decompressors[dictionary]
+    try:
+        context = idle.pop()
+    except IndexError:
+        context = zstandard.ZstdDecompressor(dict_data=None if dictionary is None else dictionary.content)
     try:
         raw = context.decompress(stored, max_output_size=raw_bytes)
     except zstandard.ZstdError as error:
         raise ShardCorruptError(f"{what} does not decompress: {error}") from error
+    idle.append(context)
     if len(raw) != raw_bytes:
         raise ShardCorruptError(f"{what} has {len(raw)} bytes, not {raw_bytes}")
     return raw
+
+
+def _compressor(level: int, dictionary: Dictionary | None) -> zstandard.ZstdCompressor:
+    if dictionary is None:
+        return zstandard.ZstdCompressor(level=level)
+    usual = zstandard.ZstdCompressionParameters.from_level(level, source_size=_TYPICAL_BYTES)
+    parameters = zstandard.ZstdCompressionParameters(
+        window_log=_WINDOW_LOG,
+        hash_log=usual.hash_log,
+        chain_log=usual.chain_log,
+        search_log=usual.search_log,
+        min_match=usual.min_match,
+        target_length=usual.target_length,
+        strategy=usual.strategy,
+    )
+    content = dictionary.prepared(level, parameters)
+    return zstandard.ZstdCompressor(compression_params=parameters, dict_data=content)

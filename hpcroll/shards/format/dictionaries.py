@@ -19,6 +19,7 @@ same bytes in every file of every run; the frame table of a record names it.
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -45,15 +46,23 @@ class Dictionary:
     kind: int
     number: int
     content: zstandard.ZstdCompressionDict = field(repr=False)
+    _by_level: dict[int, zstandard.ZstdCompressionDict] = field(default_factory=dict, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
     def of(cls, kind: int, data: bytes) -> Dictionary:
         return cls(kind, number_of(data), zstandard.ZstdCompressionDict(data))
 
-    def for_level(self, level: int) -> zstandard.ZstdCompressionDict:
-        """The dictionary, prepared once for compression at zstd `level`, which all threads then share."""
-        self.content.precompute_compress(level=level)
-        return self.content
+    def prepared(
+        self, level: int, parameters: zstandard.ZstdCompressionParameters
+    ) -> zstandard.ZstdCompressionDict:
+        """The dictionary, made ready once for compression with the `parameters` of `level`."""
+        with self._lock:
+            if level not in self._by_level:
+                content = zstandard.ZstdCompressionDict(self.content.as_bytes())
+                content.precompute_compress(compression_params=parameters)
+                self._by_level[level] = content
+            return self._by_level[level]
 
 
 def number_of(data: bytes) -> int:

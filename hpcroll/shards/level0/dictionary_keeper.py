@@ -77,12 +77,17 @@ class DictionaryKeeper:
         """By frame kind, what to compress with; empty until there are any."""
         return self._current
 
+    @property
+    def samples(self) -> bool:
+        """Whether records are still asked for."""
+        return not self._settled and self._training is None
+
     def offer(self, group_id: str, frames: Mapping[int, bytes]) -> None:
         """Tells of a record that was appended: it may become a sample, and the last one starts the training.
 
         Not for several threads at once.
         """
-        if self._settled or self._training is not None or not frames[FrameKind.TOKENS]:
+        if not self.samples or not frames.get(FrameKind.TOKENS):
             return  # a record without tokens is of a rollout that never ran
         self._seen += 1
         if self._seen % _LOOK_EVERY == 0:

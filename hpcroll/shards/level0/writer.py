@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -16,7 +17,7 @@ from hpcroll.fs.atomic import fsync_directory
 from hpcroll.fs.paths import RunPaths
 from hpcroll.shards.format.codec import encode_frames, raw_frames
 from hpcroll.shards.format.commit_log import RecordAddress, pack_mark
-from hpcroll.shards.format.frames import parse_header
+from hpcroll.shards.format.frames import Header, parse_header
 from hpcroll.shards.level0.dictionary_keeper import DictionaryKeeper
 
 if TYPE_CHECKING:
@@ -57,6 +58,16 @@ class _AppendFile:
         os.close(self._descriptor)
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedRecord:
+    """A record on its way into a shard; `frames` are raw, empty once dictionaries are made."""
+
+    header: Header
+    data: bytes = field(repr=False)
+    group_id: str
+    frames: Mapping[int, bytes] = field(repr=False)
+
+
 class ShardWriter:
     """Writes the shards and commit logs of one incarnation; nobody else ever writes them.
 
@@ -92,12 +103,10 @@ class ShardWriter:
         """The shard that the next record goes to, unless it is full."""
         return self._shard.path
 
-    def append(self, trajectory: Trajectory) -> RecordAddress:
-        """Writes the record; not durable before `sync` returns.
+    def prepare(self, trajectory: Trajectory) -> PreparedRecord:
+        """The record of `trajectory`, ready for `append`: the work that several threads may do at once.
 
-        Raises `ShardError` where the trajectory names another incarnation, where this incarnation has
-        written a record of the rollout before, or after an `OSError` of `sync`; `OSError` where the file
-        system refuses, and then nothing was written.
+        Raises `ShardError` where the trajectory cannot be stored, or names another incarnation.
         """
         record = trajectory.record
         if record.incarnation != self._incarnation:
@@ -109,6 +118,17 @@ class ShardWriter:
         data = encode_frames(trajectory, frames, level=self._level, dictionaries=self._dictionaries.current)
         header = parse_header(data)
         assert header is not None, "what was just encoded has a sound header"
+        return PreparedRecord(header, data, record.group_id, frames if self._dictionaries.samples else {})
+
+    def append(self, trajectory: Trajectory | PreparedRecord) -> RecordAddress:
+        """Writes the record; not durable before `sync` returns.
+
+        Raises `ShardError` where the trajectory names another incarnation, where this incarnation has
+        written a record of the rollout before, or after an `OSError` of `sync`; `OSError` where the file
+        system refuses, and then nothing was written.
+        """
+        prepared = trajectory if isinstance(trajectory, PreparedRecord) else self.prepare(trajectory)
+        header, data = prepared.header, prepared.data
         with self._lock:
             self._require_usable()
             if header.ref in self._written:
@@ -123,7 +143,7 @@ class ShardWriter:
             offset = self._shard.append(data)
             self._written.add(header.ref)
             self._unsynced.append(self._shard)
-            self._dictionaries.offer(record.group_id, frames)
+            self._dictionaries.offer(prepared.group_id, prepared.frames)
             return RecordAddress(self._index, offset, len(data), header.ref, header.attempt, header.checksum)
 
     def sync(self) -> None:
