@@ -28,11 +28,13 @@ _SETTLE_S = 10.0
 class Following:
     """How to wait for more: look every `poll_s` seconds until `stop` says so or the run is closed.
 
-    `looked` is called after every round of looks.
+    A closed run is read on until nothing came for `linger_s` seconds: a mount may show its last records later
+    than that it is closed. `looked` is called after every round of looks.
     """
 
     poll_s: float
     stop: Callable[[], bool]
+    linger_s: float = 0.0
     looked: Callable[[], None] = lambda: None
 
 
@@ -112,6 +114,7 @@ class Feed:
                 return
 
     def _follow(self, following: Following) -> Iterator[StoredTrajectory]:
+        quiet_since: float | None = None
         while True:
             # Asked before the shards are: whatever was committed before then is still delivered.
             self._counts.opens += 1
@@ -121,8 +124,12 @@ class Feed:
             yield from self._round(following.poll_s, forced=ending is not None)
             following.looked()
             if self._counts.delivered > delivered:
+                quiet_since = None
                 continue
-            if ending is None:
+            if ending is not None and quiet_since is None:
+                quiet_since = time.monotonic()
+            lingers = ending == "closed" and time.monotonic() - (quiet_since or 0.0) < following.linger_s
+            if ending is None or lingers:
                 time.sleep(following.poll_s)
             elif self._store.refresh() == self._cursor.pack:
                 self.ended = ending

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from hpcroll.contract import RolloutRef
 from hpcroll.errors import ConfigError, ShardError
+from hpcroll.fs.mounts import filesystem_type, is_node_local
 from hpcroll.fs.paths import RunPaths
 from hpcroll.shards.format.run_facts import RunFacts, read_run_facts
 from hpcroll.shards.format.stored import Column, StoredTrajectory
@@ -30,6 +31,8 @@ from hpcroll.shards.reading.store import Store
 
 T = TypeVar("T")
 _STATE_FORMAT = 2
+_LINGER_S = 60.0
+"""For how long network file systems cache names and sizes, at most, as they are usually mounted."""
 _TOKENS = frozenset({Column.TOKENS})
 
 
@@ -72,6 +75,10 @@ def open_run(
     )
     order = None if shuffle is None else Shuffle(shuffle, window)
     return RunReader(paths, read_run_facts(paths), selection, shuffle=order)
+
+
+def _linger_s(paths: RunPaths) -> float:
+    return 0.0 if is_node_local(filesystem_type(paths.root)) else _LINGER_S
 
 
 class RunReader:
@@ -223,6 +230,7 @@ class RunReader:
         min_usable: int | None = None,
         max_lag: int | None = None,
         hold_s: float = 3600.0,
+        linger_s: float | None = None,
     ) -> RunReader:
         """A reader that waits for what is still to be committed, until `stop()` or the run is closed.
 
@@ -233,6 +241,10 @@ class RunReader:
         Under a name it also says now and then how far it has come, and retention keeps level-0 shards that it
         has not read, until it has shown no life for `hold_s` seconds; whatever is deleted before is read from
         packs.
+
+        `linger_s`: a closed run is read on until nothing came for so long, since a network mount may show its
+        last records later than that it is closed; by default 60 seconds on a file system that several nodes
+        may share, none on a local one.
 
         `rank` of `world`: the data-parallel ranks of one trainer, which take the same steps under its name.
         """
@@ -256,7 +268,7 @@ class RunReader:
             self._paths,
             self._facts,
             self._selection,
-            following=Following(poll_s, stop),
+            following=Following(poll_s, stop, _linger_s(self._paths) if linger_s is None else linger_s),
             rule=GroupRule.parse("complete", min_usable),
             max_lag=max_lag,
             trainer=trainer,
