@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from glob import escape as glob_escape
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hpcroll.errors import ConfigError
 from hpcroll.exporters.base import Bridge, Bridged, Exporter, GroupSlice, Part, Unit
 from hpcroll.exporters.ledger import Decision, Ledger
 from hpcroll.fs import RunPaths, make_directories, publish, read_fresh
+from hpcroll.fs.atomic import TEMPORARY_PREFIX
 from hpcroll.plugins import Family, load
 from hpcroll.policy import PolicyRegistry
 from hpcroll.shards import RunReader, open_run
@@ -141,6 +143,7 @@ class _Export:
         if last is not None:
             self.counts = ExportCounts(**last.totals)
             self._restore()
+            self._sweep(last.number)
             assert last.state is not None
             reader.load_state_dict(last.state)
         while True:
@@ -230,6 +233,13 @@ class _Export:
                 return
             if not self._is_there(number):
                 self._publish(dict(self.exporter.files(self._part(number))))
+
+    def _sweep(self, number: int) -> None:
+        """Removes what a killed call left of files of part `number`, which are there by now."""
+        names = self.exporter.names(number) or tuple(n for n, _ in self.exporter.files(self._part(number)))
+        for path in (self.out / name for name in names):
+            for left in path.parent.glob(f"{TEMPORARY_PREFIX}{glob_escape(path.name)}.*"):
+                left.unlink(missing_ok=True)
 
     def _is_there(self, number: int) -> bool:
         names = self.exporter.names(number)
