@@ -268,7 +268,7 @@ class ShardConfig(Strict):
 
     level: int = Field(default=3, ge=1, le=19)
     """zstd compression level."""
-    commit_window_s: float = Field(default=0.02, ge=0, le=5)
+    commit_window_s: float = Field(default=0.005, ge=0, le=5)
     """Commits that arrive within this time share one fsync."""
     shard_mb: int = Field(default=256, ge=1)
     """Size in MiB after which a worker opens its next shard."""
