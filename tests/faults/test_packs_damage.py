@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hpcroll.contract import SegmentTokens
 from hpcroll.errors import HpcrollError
-from hpcroll.shards import verify_run
+from hpcroll.shards import open_run, verify_run
 from hpcroll.shards.format.stored import ALL_COLUMNS
 from hpcroll.shards.level1.chain import PackChain
 from hpcroll.shards.level1.pack_file import OpenPack
@@ -85,7 +85,7 @@ def test_every_flipped_bit_of_a_pack_is_noticed_and_costs_at_most_one_block(pack
     size = path.stat().st_size
     chance = random.Random(11)
     # The end, which says where the index lies, is small and would hardly be hit.
-    for position in chained(seeded_flips(path, 300, chance), seeded_flips(path, 60, chance, least=size - 40)):
+    for position in chained(seeded_flips(path, 260, chance), seeded_flips(path, 40, chance, least=size - 40)):
         lost = set(range(ROLLOUTS)) - read_rows(packed)
         assert lost == set() or lost in blocks, position
         with the_pack(packed) as pack:
@@ -95,7 +95,7 @@ def test_every_flipped_bit_of_a_pack_is_noticed_and_costs_at_most_one_block(pack
 def test_verify_names_a_flipped_bit_of_a_pack_and_what_it_costs(packed: ShardRun) -> None:
     with the_pack(packed) as pack:
         path = pack.path
-    for position in seeded_flips(path, 40, random.Random(12)):
+    for position in seeded_flips(path, 20, random.Random(12)):
         lost = set(range(ROLLOUTS)) - read_rows(packed)
         report = verify_run(packed.paths.root)
         assert report.problems, position
@@ -104,7 +104,26 @@ def test_verify_names_a_flipped_bit_of_a_pack_and_what_it_costs(packed: ShardRun
 
 def test_every_flipped_bit_of_a_manifest_is_noticed_and_costs_nothing(packed: ShardRun) -> None:
     path = packed.paths.pack_manifest(0)
-    for position in seeded_flips(path, 200, random.Random(13)):
+    for position in seeded_flips(path, 60, random.Random(13)):
         report = verify_run(packed.paths.root)
         assert report.problems, position
         assert (report.lost, report.committed) == (0, ROLLOUTS), position
+
+
+def test_reader_goes_on_past_a_flipped_bit_of_a_pack_and_counts_it(packed: ShardRun) -> None:
+    with the_pack(packed) as pack:
+        path = pack.path
+        blocks = [{pack.ref(row).ordinal for row in block} for block in pack.blocks()]
+    silent = 0
+    for position in seeded_flips(path, 160, random.Random(14)):
+        with the_pack(packed) as pack:
+            index_damaged = pack.index_damaged
+        reader = open_run(packed.paths.root, columns=["tokens", "text"])
+        had = [item.ref.ordinal for item in reader]
+        assert len(had) == len(set(had)), position
+        lost = set(range(ROLLOUTS)) - set(had)
+        assert lost == set() or lost in blocks, position
+        assert reader.counts.committed_lost == len(lost), position
+        assert reader.counts.corrupt == bool(lost) + index_damaged, position
+        silent += not (lost or index_damaged)
+    assert silent < 30, "only the trailer, and a block's own copy of what the index says, are not read"

@@ -33,6 +33,7 @@ class PackWalk:
             if self._may_hold_more(manifest):
                 self._store.counts.opens += 1
                 with OpenPack(self._store.chain.data_file(manifest), manifest) as pack:
+                    self._store.counts.corrupt += pack.index_damaged
                     yield from self._rows(manifest, pack)
             self._cursor.pass_pack(manifest)
 
