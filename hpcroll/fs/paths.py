@@ -252,7 +252,7 @@ class RunPaths:
         return f"{ref.ordinal >> FANOUT_BITS}"
 
     def claim_directory(self, leg: str, ref: RolloutRef) -> Path:
-        return self.claims / leg / ref.segment / self.fanout(ref)
+        return self.root.joinpath("claims", leg, ref.segment, self.fanout(ref))
 
     def claim_link(self, leg: str, ref: RolloutRef, attempt: int) -> Path:
         return self.claim_directory(leg, ref) / f"{ref.ordinal}.a{attempt}"
@@ -261,10 +261,10 @@ class RunPaths:
         return self.claim_directory(leg, ref) / f"{ref.ordinal}.a{attempt}.end"
 
     def done_directory(self, leg: str, ref: RolloutRef) -> Path:
-        return self.done / leg / ref.segment / self.fanout(ref)
+        return self.root.joinpath("done", leg, ref.segment, self.fanout(ref))
 
     def done_link(self, leg: str, ref: RolloutRef) -> Path:
-        return self.done_directory(leg, ref) / str(ref.ordinal)
+        return self.root.joinpath("done", leg, ref.segment, self.fanout(ref), str(ref.ordinal))
 
     def segment_directories(self, legs: Sequence[str], segment: str, size: int) -> list[Path]:
         """Every directory that the `size` rollouts of `segment` need; workers never create one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import xxhash
@@ -48,17 +49,25 @@ def pack_mark(address: RecordAddress) -> bytes:
     return entry + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(entry))
 
 
+def _positions_of(ref: RolloutRef, data: bytes) -> Iterator[int]:
+    """Where entries stand that name `ref`; searched as bytes, since a log holds thousands."""
+    wanted = bytes.fromhex(ref.segment) + struct.pack("<I", ref.ordinal)
+    hit = data.find(wanted)
+    while hit >= 0:
+        position = hit - _REF_AT
+        if position % ENTRY_BYTES == 0 and 0 <= position <= len(data) - ENTRY_BYTES:
+            yield position
+        hit = data.find(wanted, hit + 1)
+
+
 def parse_marks(data: bytes, *, only: RolloutRef | None = None) -> tuple[list[RecordAddress], int]:
     """The sound marks in `data`, and how many whole entries are damaged; a short last entry is neither.
 
     With `only`, marks of other rollouts are not looked at.
     """
     marks, damaged = [], 0
-    wanted = None if only is None else bytes.fromhex(only.segment) + struct.pack("<I", only.ordinal)
-    for position in range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES):
-        named = data[position + _REF_AT : position + _REF_AT + 12]
-        if wanted is not None and named != wanted:
-            continue
+    positions = range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES)
+    for position in positions if only is None else _positions_of(only, data):
         entry = data[position : position + _ENTRY.size]
         (checksum,) = _CHECKSUM.unpack_from(data, position + _ENTRY.size)
         if xxhash.xxh3_64_intdigest(entry) != checksum or not entry.startswith(_MAGIC):

@@ -38,10 +38,8 @@ def compress(raw: bytes, level: int, dictionary: Dictionary | None = None) -> by
     return stored
 
 
-def decompress(
-    stored: bytes | memoryview, raw_bytes: int, what: str, dictionary: Dictionary | None = None
-) -> bytes:
-    """The `raw_bytes` bytes of one zstd frame; raises `ShardCorruptError`, which names `what`."""
+def decompress(stored: bytes | memoryview, raw_bytes: int, dictionary: Dictionary | None = None) -> bytes:
+    """The `raw_bytes` bytes of one zstd frame; raises `ShardCorruptError`."""
     idle = _decompressors[dictionary]
     try:
         context = idle.pop()
@@ -50,10 +48,10 @@ def decompress(
     try:
         raw = context.decompress(stored, max_output_size=raw_bytes)
     except zstandard.ZstdError as error:
-        raise ShardCorruptError(f"{what} does not decompress: {error}") from error
+        raise ShardCorruptError(f"its bytes do not decompress: {error}") from error
     idle.append(context)
     if len(raw) != raw_bytes:
-        raise ShardCorruptError(f"{what} has {len(raw)} bytes, not {raw_bytes}")
+        raise ShardCorruptError(f"it has {len(raw)} bytes, not {raw_bytes}")
     return raw
 
 

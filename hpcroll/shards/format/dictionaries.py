@@ -158,12 +158,12 @@ def dictionaries_of(paths: RunPaths) -> Dictionaries:
     return Dictionaries(paths)
 
 
-def find_dictionary(dictionaries: Dictionaries | None, number: int, what: str) -> Dictionary:
-    """The dictionary that `what` needs; raises `ShardError` where it is missing."""
+def find_dictionary(dictionaries: Dictionaries | None, number: int) -> Dictionary:
+    """The dictionary of that number; raises `ShardError` where it is missing."""
     found = dictionaries.find(number) if dictionaries is not None else None
     if found is None:
         raise ShardError(
-            f"{what} needs dictionary {number:08x}, which no file shards/dict.* of the run holds; copy these "
-            "files from where the shards came from"
+            f"needs dictionary {number:08x}, which no file shards/dict.* of the run holds; copy these files "
+            "from where the shards came from"
         )
     return found

@@ -23,11 +23,12 @@ import struct
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 import xxhash
 
 from hpcroll.contract import RolloutRef
-from hpcroll.errors import SchemaVersionError, ShardCorruptError
+from hpcroll.errors import SchemaVersionError, ShardCorruptError, ShardError
 from hpcroll.shards.format.compression import compress, decompress
 from hpcroll.shards.format.dictionaries import Dictionaries, Dictionary, find_dictionary
 
@@ -66,8 +67,7 @@ FIRST_EXTRA, LAST_EXTRA = 16, 63
 """The kinds of frames that hold one optional column each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """Where a frame lies within its record, and what its bytes hash to."""
 
     kind: int
@@ -175,13 +175,12 @@ def parse_header(data: bytes | memoryview, dictionaries: Dictionaries | None = N
         raise SchemaVersionError(
             f"a record has shard format {magic[7]}, this hpcroll reads {MAJOR}; use the hpcroll that wrote it"
         )
-    frames, start = [], end + _CHECKSUM.size
-    for index in range(count):
-        kind, named, stored, raw, digest = _FRAME.unpack_from(data, _FIXED.size + index * _FRAME.size)
+    header_bytes = start = end + _CHECKSUM.size
+    frames = []
+    for kind, named, stored, raw, digest in _FRAME.iter_unpack(data[_FIXED.size : end]):
         frames.append(Frame(kind, named, start, stored, raw, digest))
         start += stored
     ref = RolloutRef(segment.hex(), ordinal)
-    header_bytes = end + _CHECKSUM.size
     return Header(ref, attempt, tuple(frames), header_bytes, header_bytes + body, checksum, dictionaries)
 
 
@@ -192,16 +191,18 @@ def open_frame(header: Header, kind: int, record: bytes | memoryview) -> bytes:
     that they need is missing.
     """
     frame = header.frame(kind)
-    what = f"rollout {header.ref} attempt {header.attempt}: frame {_name(kind)}"
     stored = memoryview(record)[frame.start : frame.start + frame.stored_bytes]
-    if len(stored) != frame.stored_bytes or xxhash.xxh3_64_intdigest(stored) != frame.checksum:
-        raise ShardCorruptError(f"{what} does not match its checksum")
-    if frame.stored_bytes == frame.raw_bytes:
-        return bytes(stored)
-    dictionary = None
-    if frame.dictionary:
-        dictionary = find_dictionary(header.dictionaries, frame.dictionary, what)
-    return decompress(stored, frame.raw_bytes, what, dictionary)
+    try:
+        if len(stored) != frame.stored_bytes or xxhash.xxh3_64_intdigest(stored) != frame.checksum:
+            raise ShardCorruptError("its bytes do not match their checksum")
+        if frame.stored_bytes == frame.raw_bytes:
+            return bytes(stored)
+        named = frame.dictionary
+        dictionary = find_dictionary(header.dictionaries, named) if named else None
+        return decompress(stored, frame.raw_bytes, dictionary)
+    except ShardError as error:
+        where = f"rollout {header.ref} attempt {header.attempt}: frame {_name(kind)}"
+        raise type(error)(f"{where}: {error}") from error
 
 
 def is_sound(header: Header, record: bytes | memoryview, kinds: Collection[int] | None = None) -> bool:

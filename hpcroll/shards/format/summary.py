@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from itertools import accumulate
 
 from hpcroll.errors import ShardCorruptError
 
 _FIXED = struct.Struct("<HHIHHIIddd")
 _SEGMENT = struct.Struct("<IIIdqq")
 _STRINGS = 7
+_SIZES = struct.Struct(f"<{_STRINGS}I")
 _TRAINABLE, _REWARD_VALID, _HAS_REWARD, _HAS_RUN = 1, 2, 4, 8
 
 
@@ -108,7 +108,7 @@ def pack_summary(summary: Summary) -> bytes:
         [
             fixed,
             *(_SEGMENT.pack(*segment) for segment in segments),
-            struct.pack(f"<{_STRINGS}I", *map(len, strings)),
+            _SIZES.pack(*map(len, strings)),
             *strings,
         ]
     )
@@ -126,15 +126,16 @@ def _parse(raw: bytes) -> Summary:
     fixed_bytes, segment_bytes, count, strings, flags, group_size, sample_index, reward, weight, run_s = (
         _FIXED.unpack_from(raw)
     )
+    if fixed_bytes < _FIXED.size or segment_bytes < _SEGMENT.size or strings < _STRINGS:
+        raise ValueError(f"parts of {fixed_bytes}, {segment_bytes} bytes and {strings} strings are too small")
     segments_end = fixed_bytes + count * segment_bytes
-    rows = [_SEGMENT.unpack_from(raw, at) for at in range(fixed_bytes, segments_end, segment_bytes or 1)]
+    rows = [_SEGMENT.unpack_from(raw, at) for at in range(fixed_bytes, segments_end, segment_bytes)]
     lengths, sampled, trained, weights, low, high = zip(*rows, strict=True) if rows else ((),) * 6
-    sizes = struct.unpack_from(f"<{_STRINGS}I", raw, segments_end)
-    start = segments_end + 4 * strings
-    ends = list(accumulate(sizes, initial=start))
-    incarnation, group_id, task_id, status, stop_reason, policy_name, lineage = (
-        raw[ends[i] : ends[i + 1]].decode("utf-8", "surrogatepass") for i in range(_STRINGS)
-    )
+    texts, start = [], segments_end + 4 * strings
+    for size in _SIZES.unpack_from(raw, segments_end):
+        texts.append(raw[start : start + size].decode("utf-8", "surrogatepass"))
+        start += size
+    incarnation, group_id, task_id, status, stop_reason, policy_name, lineage = texts
     return Summary(
         incarnation,
         group_id,
