@@ -24,7 +24,8 @@ from enum import IntEnum
 import xxhash
 
 from hpcroll.errors import SchemaVersionError, ShardCorruptError
-from hpcroll.shards.format.compression import compress, decompress
+from hpcroll.shards.format.compression import compress
+from hpcroll.shards.level1.buffers import decompress
 
 BLOCK_MAGIC_PREFIX = b"hpcrblk"
 MAJOR = 1
@@ -40,7 +41,8 @@ BLOCK_HEADER_BYTES_MOST = _FIXED.size + _MOST_FRAMES * _FRAME.size + _CHECKSUM.s
 
 class BlockKind(IntEnum):
     """What a frame of a block holds. Kinds below 256 are those of level-0 records (`FrameKind`): such a frame
-    holds that frame's bytes of each row, and is skipped by readers that do not know the kind."""
+    holds Q length of that frame of each row (2^64 - 1: absent), then their bytes. Readers skip kinds that
+    they do not know."""
 
     SUMMARIES = 256
     """A table of the rows, see `hpcroll.shards.level1.rows`."""
@@ -49,6 +51,9 @@ class BlockKind(IntEnum):
     mask is absent where it equals `sampled`."""
     LOGPROBS = 258
     """Log-probabilities, of the frame's encoding."""
+    REST = 259
+    """Records and texts, which have much in common: I how many kinds, for each I kind and Q bytes, then for
+    each kind what a frame of its own would hold."""
 
 
 class Encoding(IntEnum):
@@ -134,6 +139,6 @@ def check_frame(frame: BlockFrame, stored: bytes | memoryview, where: str) -> No
         raise ShardCorruptError(f"{where}: frame {frame.kind} does not match its checksum")
 
 
-def open_block_frame(frame: BlockFrame, stored: bytes | memoryview, where: str) -> bytes:
+def open_block_frame(frame: BlockFrame, stored: memoryview, where: str) -> memoryview:
     """The raw bytes of `frame`, whose `stored` bytes were checked."""
     return decompress(stored, frame.raw_bytes, f"{where}: frame {frame.kind}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,11 @@ from hpcroll.shards.level1.table import encode_table
 
 ABSENT = (1 << 64) - 1
 """Stands for the length of what a row does not have."""
+REST_COUNT = struct.Struct("<I")
+REST_ENTRY = struct.Struct("<IQ")
 _LOWEST_FLOAT16 = np.float32(np.finfo(np.float16).min)
 _IN_COLUMNS = frozenset({FrameKind.SUMMARY, FrameKind.TOKENS, FrameKind.LOGPROBS})
+_IN_REST = (FrameKind.RECORD, FrameKind.TEXT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +74,13 @@ def encode_block(rows: Sequence[PackedRow], *, level: int, float16: bool = False
         BlockKind.TOKENS: (Encoding.PLAIN, _token_bytes(segments)),
         BlockKind.LOGPROBS: _logprobs(segments, float16=float16),
     }
-    for kind in sorted({kind for row in rows for kind in row.frames}):
-        frames[kind] = (Encoding.PLAIN, _ragged_bytes([row.frames.get(kind) for row in rows]))
+    carried = {
+        kind: _ragged_bytes([row.frames.get(kind) for row in rows])
+        for kind in sorted({kind for row in rows for kind in row.frames})
+    }
+    rest: dict[int, bytes] = {kind: carried.pop(kind) for kind in _IN_REST if kind in carried}
+    frames[BlockKind.REST] = (Encoding.PLAIN, _rest_bytes(rest))
+    frames |= {kind: (Encoding.PLAIN, raw) for kind, raw in carried.items()}
     tokens = sum(row.token_count for row in rows)
     return join_block(len(rows), tokens, frames, level=level), table
 
@@ -88,6 +97,11 @@ def _token_bytes(segments: Sequence[SegmentTokens]) -> bytes:
     sampled = _bytes([segment.sampled for segment in segments], "u1")
     loss_mask = _bytes([segment.loss_mask for segment in segments], "u1")
     return ids + sampled + (b"" if loss_mask == sampled else loss_mask)
+
+
+def _rest_bytes(kinds: Mapping[int, bytes]) -> bytes:
+    directory = b"".join(REST_ENTRY.pack(kind, len(raw)) for kind, raw in kinds.items())
+    return b"".join([REST_COUNT.pack(len(kinds)), directory, *kinds.values()])
 
 
 def _ragged_bytes(values: Sequence[bytes | None]) -> bytes:

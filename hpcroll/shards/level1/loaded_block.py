@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Collection, Mapping
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcroll.contract import ExtraColumn, Flags, Floats, Ids, SegmentTokens
+from hpcroll.contract import ExtraColumn, Flags, Floats, Ids, RolloutRef, SegmentTokens
 from hpcroll.errors import ShardCorruptError
 from hpcroll.shards.format.codec import Summary
 from hpcroll.shards.format.columns import read_columns
 from hpcroll.shards.format.frames import FrameKind
-from hpcroll.shards.level1.block import BlockHeader, BlockKind, Encoding, open_block_frame
-from hpcroll.shards.level1.block_writer import ABSENT
+from hpcroll.shards.format.place import Place
+from hpcroll.shards.level1.block import BlockFrame, BlockHeader, BlockKind, Encoding, open_block_frame
+from hpcroll.shards.level1.block_writer import ABSENT, REST_COUNT, REST_ENTRY
+from hpcroll.shards.level1.buffers import decompress_into, take_buffer
 from hpcroll.shards.level1.rows import RowColumns
 
 if TYPE_CHECKING:
     from hpcroll.contract import TrajectoryRecord
 
 _BYTES_PER_ID = 4
+_BYTES_PER_LOGPROB = 4
+_BYTES_PER_LENGTH = 8
 
 
 class LoadedBlock:
@@ -40,13 +46,15 @@ class LoadedBlock:
         self._stored = stored
         self._rows = rows
         self._where = where
-        own = rows.first_segment[first_row : first_row + header.rows + 1]
-        lengths = rows.lengths[own[0] : own[-1]]
         self._first_row = first_row
-        self._first_segment = int(own[0])
-        self._ends = np.cumsum(lengths, dtype=np.int64)
+        self._segments: list[int] = rows.first_segment[first_row : first_row + header.rows + 1].tolist()
+        lengths = rows.lengths[self._segments[0] : self._segments[-1]]
+        self._bounds: list[int] = [0, *np.cumsum(lengths, dtype=np.int64).tolist()]
+        self._identities: list[tuple[Place, RolloutRef, int]] | None = None
         self._columns: tuple[Ids, Flags, Flags, Floats] | None = None
-        self._ragged: dict[int, tuple[NDArray[np.int64], NDArray[np.bool_], bytes]] = {}
+        self._summaries: list[Summary] | None = None
+        self._ragged: dict[int, _Ragged] = {}
+        self._rest: dict[int, memoryview] | None = None
 
     @property
     def kinds(self) -> frozenset[int]:
@@ -61,17 +69,27 @@ class LoadedBlock:
         """Whether any row of the block has a frame of `kind`."""
         return self._header.frame(kind) is not None
 
+    def identity(self, row: int) -> tuple[Place, RolloutRef, int]:
+        """Place, rollout and attempt of row `row` of the pack."""
+        if self._identities is None:
+            self._identities = self._rows.identities(self._first_row, self._first_row + self._header.rows)
+        return self._identities[row - self._first_row]
+
+    def summary(self, row: int) -> Summary:
+        """The summary of row `row` of the pack."""
+        if self._summaries is None:
+            self._summaries = self._rows.summaries(self._first_row, self._first_row + self._header.rows)
+        return self._summaries[row - self._first_row]
+
     def tokens(self, row: int) -> tuple[SegmentTokens, ...]:
         """The token arrays of row `row` of the pack, one per segment: read-only views of the block's."""
-        ids, sampled, loss_mask, logprobs = self.columns()
-        first, last = (int(self._rows.first_segment[row + i]) - self._first_segment for i in (0, 1))
-        start = int(self._ends[first - 1]) if first else 0
-        found = []
-        for end in self._ends[first:last].tolist():
-            own = slice(start, end)
-            found.append(SegmentTokens(ids[own], sampled[own], loss_mask[own], logprobs[own]))
-            start = end
-        return tuple(found)
+        ids, sampled, loss_mask, logprobs = self._columns or self.columns()
+        index, skipped = row - self._first_row, self._segments[0]
+        first, last = self._segments[index] - skipped, self._segments[index + 1] - skipped
+        return tuple(
+            SegmentTokens(ids[start:end], sampled[start:end], loss_mask[start:end], logprobs[start:end])
+            for start, end in pairwise(self._bounds[first : last + 1])
+        )
 
     def columns(self) -> tuple[Ids, Flags, Flags, Floats]:
         """ids uint32 (N,), sampled uint8 (N,), loss mask uint8 (N,) and log-probabilities float32 (N,) of all
@@ -83,64 +101,108 @@ class LoadedBlock:
     def ragged(self, kind: int, row: int) -> bytes | None:
         """The bytes of level-0 frame `kind` of row `row`; None where it has none."""
         if kind not in self._ragged:
-            self._ragged[kind] = self._decode_ragged(kind)
-        ends, present, data = self._ragged[kind]
-        index = row - self._first_row
-        if not present[index]:
-            return None
-        return data[int(ends[index - 1]) if index else 8 * self._header.rows : int(ends[index])]
+            self._ragged[kind] = _Ragged(self._raw(kind), self._header.rows, f"{self._where}: frame {kind}")
+        return self._ragged[kind].value(row - self._first_row)
 
     def _decode_columns(self) -> tuple[Ids, Flags, Flags, Floats]:
         total = self._header.tokens
-        raw = self._open(BlockKind.TOKENS)
-        if len(raw) not in (total * (_BYTES_PER_ID + 1), total * (_BYTES_PER_ID + 2)):
-            raise ShardCorruptError(f"{self._where}: {len(raw)} token bytes for {total} tokens")
-        ids = np.frombuffer(raw, "<u4", total)
-        flags = np.frombuffer(raw, np.uint8, offset=_BYTES_PER_ID * total)
+        tokens, logprobs = self._frame(BlockKind.TOKENS), self._frame(BlockKind.LOGPROBS)
+        if tokens.raw_bytes not in (total * (_BYTES_PER_ID + 1), total * (_BYTES_PER_ID + 2)):
+            raise ShardCorruptError(f"{self._where}: {tokens.raw_bytes} token bytes for {total} tokens")
+        own = take_buffer(total * _BYTES_PER_LOGPROB + tokens.raw_bytes)
+        floats = own[: total * _BYTES_PER_LOGPROB].view("<f4")
+        ids = own[floats.nbytes : floats.nbytes + total * _BYTES_PER_ID].view("<u4")
+        flags = own[floats.nbytes + ids.nbytes :]
+        self._decompress(tokens, own[floats.nbytes :])
         sampled, loss_mask = flags[:total], flags[-total:] if total else flags
-        return ids, sampled, loss_mask, self._decode_logprobs(sampled)
+        self._decode_logprobs(logprobs, sampled, floats)
+        for column in (ids, sampled, loss_mask, floats):
+            column.flags.writeable = False
+        return ids, sampled, loss_mask, floats
 
-    def _decode_logprobs(self, sampled: Flags) -> Floats:
-        frame = self._header.frame(BlockKind.LOGPROBS)
-        raw = self._open(BlockKind.LOGPROBS)
-        if frame is not None and frame.encoding == Encoding.FLOAT16:
-            return _from_float16(raw, sampled, self._where)
-        logprobs = np.frombuffer(raw, "<f4")
-        if len(logprobs) != self._header.tokens:
-            raise ShardCorruptError(
-                f"{self._where}: {len(logprobs)} log-probabilities for {self._header.tokens} tokens"
-            )
-        return logprobs
+    def _decode_logprobs(self, frame: BlockFrame, sampled: Flags, floats: Floats) -> None:
+        if frame.encoding == Encoding.FLOAT16:
+            raw = open_block_frame(frame, self._bytes(frame), self._where)
+            _fill_from_float16(raw, sampled, floats, self._where)
+        elif frame.encoding != Encoding.PLAIN or frame.raw_bytes != floats.nbytes:
+            raise ShardCorruptError(f"{self._where}: {frame} does not fit {self._header.tokens} tokens")
+        else:
+            self._decompress(frame, floats.view(np.uint8))
 
-    def _decode_ragged(self, kind: int) -> tuple[NDArray[np.int64], NDArray[np.bool_], bytes]:
-        raw, rows = self._open(kind), self._header.rows
-        if len(raw) < 8 * rows:
-            raise ShardCorruptError(f"{self._where}: frame {kind} is shorter than its {rows} lengths")
-        lengths = np.frombuffer(raw, "<u8", rows)
-        present = lengths != ABSENT
-        ends = np.cumsum(np.where(present, lengths, 0), dtype=np.int64) + 8 * rows
-        if rows and ends[-1] != len(raw):
-            raise ShardCorruptError(f"{self._where}: frame {kind} is not as long as its lengths say")
-        return ends, present, raw
-
-    def _open(self, kind: int) -> bytes:
-        frame, stored = self._header.frame(kind), self._stored.get(kind)
-        if frame is None or stored is None:
+    def _raw(self, kind: int) -> memoryview:
+        """What the rows have of a level-0 kind: a frame of its own, or a part of the rest."""
+        if self._header.frame(kind) is not None:
+            return self._open(kind)
+        if self._rest is None:
+            self._rest = _parts(self._open(BlockKind.REST), self._where)
+        if kind not in self._rest:
             raise ShardCorruptError(f"{self._where}: the block has no frame {kind}")
-        return open_block_frame(frame, stored, self._where)
+        return self._rest[kind]
+
+    def _open(self, kind: int) -> memoryview:
+        frame = self._frame(kind)
+        return open_block_frame(frame, self._bytes(frame), self._where)
+
+    def _decompress(self, frame: BlockFrame, target: NDArray[np.uint8]) -> None:
+        decompress_into(self._bytes(frame), target.data, f"{self._where}: frame {frame.kind}")
+
+    def _frame(self, kind: int) -> BlockFrame:
+        frame = self._header.frame(kind)
+        if frame is None:
+            raise ShardCorruptError(f"{self._where}: the block has no frame {kind}")
+        return frame
+
+    def _bytes(self, frame: BlockFrame) -> memoryview:
+        stored = self._stored.get(frame.kind)
+        if stored is None:
+            raise ShardCorruptError(f"{self._where}: frame {frame.kind} was not read")
+        return stored
 
 
-def _from_float16(raw: bytes, sampled: Flags, where: str) -> Floats:
+class _Ragged:
+    """One value of any length per row, or none."""
+
+    def __init__(self, raw: memoryview, rows: int, what: str) -> None:
+        if len(raw) < _BYTES_PER_LENGTH * rows:
+            raise ShardCorruptError(f"{what} is shorter than its {rows} lengths")
+        lengths = np.frombuffer(raw, "<u8", rows)
+        self._present = lengths != ABSENT
+        self._ends = np.cumsum(np.where(self._present, lengths, 0), dtype=np.int64)
+        self._data = raw[_BYTES_PER_LENGTH * rows :]
+        if rows and self._ends[-1] != len(self._data):
+            raise ShardCorruptError(f"{what} is not as long as its lengths say")
+
+    def value(self, index: int) -> bytes | None:
+        if not self._present[index]:
+            return None
+        start = int(self._ends[index - 1]) if index else 0
+        return bytes(self._data[start : int(self._ends[index])])
+
+
+def _parts(raw: memoryview, where: str) -> dict[int, memoryview]:
+    """The parts of the rest, by kind."""
+    found, position = {}, REST_COUNT.size
+    try:
+        (count,) = REST_COUNT.unpack_from(raw)
+        start = position + count * REST_ENTRY.size
+        for _ in range(count):
+            kind, size = REST_ENTRY.unpack_from(raw, position)
+            found[kind] = raw[start : start + size]
+            position, start = position + REST_ENTRY.size, start + size
+    except struct.error as error:
+        raise ShardCorruptError(f"{where}: its rest is cut short: {error}") from error
+    return found
+
+
+def _fill_from_float16(raw: memoryview, sampled: Flags, floats: Floats, where: str) -> None:
     halves, taken = np.frombuffer(raw, "<u2"), sampled.view(np.bool_)
     if len(halves) != np.count_nonzero(taken):
         raise ShardCorruptError(
-            f"{where}: {len(halves)} log-probabilities for {np.count_nonzero(taken)} sampled"
+            f"{where}: {len(halves)} log-probabilities for {np.count_nonzero(taken)} sampled tokens"
         )
-    logprobs = np.full(len(sampled), np.nan, np.float32)
+    floats.fill(np.nan)
     # A table of all 65536 values: numpy converts them one by one, at half the speed.
-    logprobs[taken] = _float16_values()[halves]
-    logprobs.flags.writeable = False
-    return logprobs
+    floats[taken] = _float16_values()[halves]
 
 
 @cache
@@ -159,7 +221,7 @@ class PackedSource:
         self._row = row
 
     def summary(self) -> Summary:
-        return self._rows.summary(self._row)
+        return self._block.summary(self._row)
 
     def tokens(self) -> tuple[SegmentTokens, ...]:
         return self._block.tokens(self._row)

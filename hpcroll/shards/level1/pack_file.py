@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterator
 from functools import cached_property
 from itertools import pairwise
@@ -37,8 +38,8 @@ from hpcroll.shards.level1.rows import RowColumns
 
 _KINDS: dict[Column, tuple[int, ...]] = {
     Column.TOKENS: (BlockKind.TOKENS, BlockKind.LOGPROBS),
-    Column.RECORD: (FrameKind.RECORD,),
-    Column.TEXT: (FrameKind.TEXT,),
+    Column.RECORD: (BlockKind.REST, FrameKind.RECORD),
+    Column.TEXT: (BlockKind.REST, FrameKind.TEXT),
     Column.EXTRA: (FrameKind.COLUMNS, *range(FIRST_EXTRA, LAST_EXTRA + 1)),
 }
 _PREFIX = frozenset({BlockKind.SUMMARIES, *_KINDS[Column.TOKENS]})
@@ -67,7 +68,8 @@ class OpenPack:
             raise
         self.rows: RowColumns = self._index.rows
         """The index: a numpy array per column, one entry per row."""
-        self._loaded: tuple[int, LoadedBlock] | None = None
+        self._first_rows: list[int] = self._index.first_row.tolist()
+        self._loaded: tuple[int, frozenset[Column], LoadedBlock] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -100,27 +102,24 @@ class OpenPack:
         a trajectory are views of its block's arrays. Raises `ShardCorruptError` where the bytes of the block
         are not as written; other blocks are not concerned.
         """
-        block = self._load(self.block_of(row), columns)
-        return StoredTrajectory(
-            self.rows.place(row),
-            self.rows.ref(row),
-            int(self.rows.attempt[row]),
-            frozenset(columns),
-            PackedSource(block, self.rows, row),
-        )
+        chosen = columns if isinstance(columns, frozenset) else frozenset(columns)
+        block = self.load(self.block_of(row), chosen)
+        place, ref, attempt = block.identity(row)
+        return StoredTrajectory(place, ref, attempt, chosen, PackedSource(block, self.rows, row))
 
     def block_of(self, row: int) -> int:
         """The number of the block that holds `row`."""
-        return int(np.searchsorted(self._index.first_row, row, side="right")) - 1
+        return bisect_right(self._first_rows, row) - 1
 
     def blocks(self) -> Iterator[range]:
         """The rows of each block, in file order."""
-        first = self._index.first_row.tolist()
-        return (range(start, end) for start, end in pairwise(first))
+        return (range(start, end) for start, end in pairwise(self._first_rows))
 
-    def load(self, block: int, columns: Collection[Column]) -> LoadedBlock:
+    def load(self, block: int, columns: frozenset[Column]) -> LoadedBlock:
         """Block number `block` with `columns`; raises `ShardCorruptError` as `read` does."""
-        return self._load(block, columns)
+        if self._loaded is None or self._loaded[:2] != (block, columns):
+            self._loaded = (block, columns, self._load(block, columns))
+        return self._loaded[2]
 
     def row_of(self, place: Place) -> int | None:
         """The row that came from the level-0 entry at `place`; None where this pack does not hold it."""
@@ -193,12 +192,13 @@ class OpenPack:
         row = int(order[low])
         return row if tuple(int(key[row]) for key in keys) == wanted else None
 
-    def _load(self, number: int, columns: Collection[Column]) -> LoadedBlock:
+    def _load(self, number: int, columns: frozenset[Column]) -> LoadedBlock:
         kinds = {kind for column in columns for kind in _KINDS[column]}
         if self._loaded is not None and self._loaded[0] == number:
-            if self._loaded[1].has(kinds):
-                return self._loaded[1]
-            kinds |= self._loaded[1].kinds  # so that taking turns with columns does not read it each time
+            if self._loaded[2].has(kinds):
+                return self._loaded[2]
+            kinds |= self._loaded[2].kinds  # so that taking turns with columns does not read it each time
+        self._loaded = None  # its memory can then be used again
         offset = int(self._index.block_offset[number])
         where = f"{self.path}@{offset}"
         prefix_only = kinds <= _PREFIX
@@ -211,9 +211,7 @@ class OpenPack:
                 part = data[frame.start : frame.end]
                 check_frame(frame, part, where)
                 stored[frame.kind] = part
-        block = LoadedBlock(header, stored, self.rows, int(self._index.first_row[number]), where)
-        self._loaded = (number, block)
-        return block
+        return LoadedBlock(header, stored, self.rows, self._first_rows[number], where)
 
     def _header(self, data: memoryview, number: int, where: str) -> BlockHeader:
         header = parse_block_header(data)
@@ -248,4 +246,4 @@ class OpenPack:
             self._place = place if place == self._place else None
         if place is None:
             return None
-        return decode_index(bytes(self._file.read(place.offset, place.size_bytes)), place)
+        return decode_index(self._file.read(place.offset, place.size_bytes), place)

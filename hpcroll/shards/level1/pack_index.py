@@ -16,7 +16,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from hpcroll.errors import ShardCorruptError
-from hpcroll.shards.format.compression import compress, decompress
+from hpcroll.shards.format.compression import compress
+from hpcroll.shards.level1.buffers import decompress
 from hpcroll.shards.level1.rows import RowColumns, join_rows
 from hpcroll.shards.level1.table import Columns, decode_table, encode_table
 
@@ -105,10 +106,10 @@ def parse_trailer(data: bytes) -> IndexPlace | None:
     return IndexPlace(*_TRAILER.unpack_from(data)[1:])
 
 
-def decode_index(stored: bytes, place: IndexPlace) -> PackIndex | None:
+def decode_index(stored: memoryview, place: IndexPlace) -> PackIndex | None:
     """The index; None where its bytes are not as written."""
     if len(stored) != place.size_bytes or xxhash.xxh3_64_intdigest(stored) != place.checksum:
         return None
     (raw_bytes,) = _RAW_BYTES.unpack_from(stored)
-    raw = decompress(memoryview(stored)[_RAW_BYTES.size :], raw_bytes, "the index of a pack")
+    raw = decompress(stored[_RAW_BYTES.size :], raw_bytes, "the index of a pack")
     return PackIndex.of(decode_table(raw))

@@ -44,14 +44,14 @@ def encode_table(columns: Columns) -> bytes:
     return b"".join(parts)
 
 
-def decode_table(data: bytes) -> dict[str, NDArray[Any]]:
+def decode_table(data: bytes | memoryview) -> dict[str, NDArray[Any]]:
     """The columns of `data`, read-only views of it; raises `ShardCorruptError` where it is no table."""
     try:
         (count,) = _COUNT.unpack_from(data)
         position, entries = _COUNT.size, []
         for _ in range(count):
             length = data[position]
-            name = data[position + 1 : position + 1 + length].decode("ascii")
+            name = bytes(data[position + 1 : position + 1 + length]).decode("ascii")
             code, size = _ENTRY.unpack_from(data, position + 1 + length)
             entries.append((name, _DTYPES[code], size))
             position += 1 + length + _ENTRY.size
@@ -66,12 +66,13 @@ def decode_table(data: bytes) -> dict[str, NDArray[Any]]:
 
 
 class StringTable(Sequence[str]):
-    """Strings by number; each is decoded when it is asked for."""
+    """Strings by number; each is decoded when it is first asked for."""
 
     def __init__(self, data: NDArray[np.uint8], ends: NDArray[np.uint32]) -> None:
         self._data = data
         self._ends = ends
         self._numbers: dict[str, int] | None = None
+        self._texts: dict[int, str] = {}
 
     @classmethod
     def of(cls, columns: Columns) -> StringTable:
@@ -82,9 +83,13 @@ class StringTable(Sequence[str]):
         return len(self._ends)
 
     def __getitem__(self, number: Any) -> Any:
-        end = int(self._ends[number])
-        start = int(self._ends[number - 1]) if number else 0
-        return self._data[start:end].tobytes().decode("utf-8", "surrogatepass")
+        text = self._texts.get(number)
+        if text is None:
+            end = int(self._ends[number])
+            start = int(self._ends[number - 1]) if number else 0
+            text = self._data[start:end].tobytes().decode("utf-8", "surrogatepass")
+            self._texts[int(number)] = text
+        return text
 
     def number(self, text: str) -> int | None:
         """The number of `text`; None where it is not in the table."""
