@@ -134,6 +134,12 @@ class Loop:
         run, held_out = Run.create(self._layout.run, config), Run.create(self._layout.held_out, config)
         for each in (run, held_out):
             each.policy.publish(0, weights=str(self._layout.weights(0)))
+        # Before workers start: they would run ahead of a trainer that is still starting.
+        run.policy.window(
+            groups=(self._settings.versions_ahead + 1) * self._settings.groups_per_step,
+            versions=self._settings.versions_ahead,
+            groups_per_version=self._settings.groups_per_step,
+        )
         return run, held_out
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hpcroll.policy import PolicyRegistry
+from hpcroll.policy import PolicyRegistry, PolicyVersion
 from tiny_grpo.language import END, ID
 from tiny_grpo.model import Cache, Policy, load_policy
 
@@ -63,14 +63,17 @@ class Engine:
         self._cache = Cache.empty(_SLOTS)
         self._policy = Policy()
         self._version = -1
-        self._looked_at = 0.0
+        self._newer: PolicyVersion | None = None
+        self._look_at = 0.0
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
         """Returns once the newest published weights are loaded; raises `RuntimeError` for none."""
-        if not self._load_newest():
+        self._look()
+        if self._newer is None:
             raise RuntimeError("no policy version is published yet: publish version 0 first")
+        self._load()
         self._thread.start()
 
     async def sample(self, prompt: list[int], *, max_tokens: int, seed: int | None) -> Sample:
@@ -90,25 +93,25 @@ class Engine:
         while not self._stopping:
             if self._active:
                 self._advance(list(self._active))
-            is_due = time.monotonic() - self._looked_at > _LOOK_S
-            if is_due and self._published_newer():
-                if self._active:
-                    continue  # admit nobody until all have ended, then load
-                self._load_newest()
-            self._admit()
+            self._look()
+            if self._newer is None:
+                self._admit()
+            elif not self._active:  # until then nobody is admitted
+                self._load()
 
-    def _published_newer(self) -> bool:
-        latest = self._registry.latest()
-        return latest is not None and latest.version != self._version
+    def _look(self) -> None:
+        """Notes a version that is newer than ours, once in a while."""
+        if self._newer is None and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + _LOOK_S
+            latest = self._registry.latest()
+            if latest is not None and latest.weights is not None and latest.version != self._version:
+                self._newer = latest
 
-    def _load_newest(self) -> bool:
-        self._looked_at = time.monotonic()
-        latest = self._registry.latest()
-        if latest is None or latest.weights is None:
-            return False
-        self._policy = load_policy(Path(latest.weights)).eval()
-        self._version = latest.version
-        return True
+    def _load(self) -> None:
+        assert self._newer is not None
+        assert self._newer.weights is not None
+        self._policy = load_policy(Path(self._newer.weights)).eval()
+        self._version, self._newer = self._newer.version, None
 
     def _admit(self) -> None:
         """Gives waiting conversations the free slots, and reads their prompts; waits where nobody is here."""

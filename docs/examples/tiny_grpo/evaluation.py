@@ -15,6 +15,7 @@ class HeldOut:
 
     def __init__(self, run: Run, settings: Settings, *, seed: int) -> None:
         self._run, self._settings, self._seed = run, settings, seed
+        self._submitted: set[int] = set()
         self._means: dict[int, float] = {}
 
     def submit(self, version: int, weights: Path) -> None:
@@ -24,12 +25,15 @@ class HeldOut:
             self._settings.held_out_prompts, held_out=True, seed=self._seed * 1_000_003 + version
         )
         self._run.submit(tasks, samples=1, key=_key(version))
+        self._submitted.add(version)
 
     def reward(self, version: int) -> float | None:
-        """The mean reward of the version's evaluation; None while rollouts are under way.
+        """The mean reward of the evaluation of a version; None as long as not all of it is there.
 
         A rollout that failed, whoever's fault it was, counts as 0.
         """
+        if version not in self._submitted:
+            return None
         if version not in self._means:
             results = list(self._run.results(_key(version), wait=False))
             if len(results) < self._settings.held_out_prompts:

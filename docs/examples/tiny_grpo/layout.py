@@ -54,7 +54,7 @@ class Settings:
     groups_per_step: int = 12
     samples: int = 8
     """Rollouts of each prompt: a group."""
-    held_out_prompts: int = 30
+    held_out_prompts: int = 24
     """Prompts of one evaluation, one rollout each; every version is evaluated."""
     learning_rate: float = 5e-4
     passes: int = 4
@@ -65,7 +65,7 @@ class Settings:
     """Bound of the importance weights."""
     max_lag: int = 4
     """Rollouts with a token that is more versions old than this are not trained on."""
-    versions_ahead: int = 2
+    versions_ahead: int = 1
     """How many versions ahead of the trainer workers may sample."""
     max_tokens: int = 1280
     """Tokens in one micro-batch."""

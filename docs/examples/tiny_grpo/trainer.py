@@ -53,11 +53,6 @@ class Trainer:
             reader.load_state_dict(json.loads(saved["reader"]))
             number = saved["step"]
             self._publish(number, settled=saved["settled"])  # a kill may have come between saving and this
-        self._run.policy.window(
-            groups=(settings.versions_ahead + 1) * settings.groups_per_step,
-            versions=settings.versions_ahead,
-            groups_per_version=settings.groups_per_step,
-        )
         if number >= settings.steps:
             return
         for step in reader.steps(groups=settings.groups_per_step, max_tokens=settings.max_tokens):
