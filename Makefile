@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 # Most tests wait for processes; those on the cluster stay in one group.
 PARALLEL := -n 3
 
-.PHONY: help demo test test-full lint bench bench-overlap bench-action bench-gateway clean
+.PHONY: help demo example-tiny-grpo test test-full lint bench bench-overlap bench-action bench-gateway clean
 
 help: ## show this help
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
 
 $(VENV)/.installed: pyproject.toml
 	@echo "setup: creating $(VENV) with $$($(PYTHON) --version)"
@@ -31,6 +31,17 @@ test-full: ## the slower proofs too
 	tests/setup/install-engine
 	tests/setup/install-agents all
 	tests/setup/run-tests $(PARALLEL)
+
+$(VENV)/.torch: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[torch]'
+	@touch $@
+
+# The control first: the last line is that of the loop that learns.
+example-tiny-grpo: root := runs/tiny-grpo-$(shell date +%Y%m%d-%H%M%S)
+example-tiny-grpo: $(VENV)/.torch ## a loop that learns on this machine, its parts killed on the way
+	@echo "control: rewards shuffled within each group"
+	PYTHONPATH=docs/examples $(BIN)/python -m tiny_grpo $(root)/control --control --steps 15
+	PYTHONPATH=docs/examples $(BIN)/python -m tiny_grpo $(root)/learns
 
 lint: $(VENV)/.installed ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
