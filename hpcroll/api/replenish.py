@@ -1,6 +1,7 @@
 """A pool of open groups that is kept full, for dynamic sampling: what a step drops is replaced.
 
-Rank 0 of the trainer calls it after each step. What is done then stands first in the pool's ledger
+Rank 0 of the trainer calls it after each step, and a thread looks after it between: a step that drops more
+than was to spare would never be full. What is done stands in the pool's ledger first
 (`hpcroll.policy.ledger`), so that a trainer that takes a step again does nothing twice.
 """
 
@@ -8,14 +9,17 @@ from __future__ import annotations
 
 import logging
 import math
-import random
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 from hpcroll.api.cancellation import commit_cancelled
+from hpcroll.api.pool_tasks import PoolSettings, TaskOrder
 from hpcroll.api.pool_watch import PoolWatch
-from hpcroll.contract import Task, sha256_hex
-from hpcroll.errors import ConfigError
+from hpcroll.contract import Task
+from hpcroll.errors import ConfigError, HpcrollError
 from hpcroll.fs import list_names
 from hpcroll.policy import PolicyRegistry
 from hpcroll.policy.ledger import Fates, Ledger, PoolLine, ledger_name
@@ -24,46 +28,35 @@ from hpcroll.spool import Spool
 
 log = logging.getLogger(__name__)
 
+_TEND_S = 1.0
+"""Seconds between two looks at the run, between steps."""
+
 
 @dataclass(frozen=True, slots=True)
-class PoolSettings:
-    """How full a pool is kept, and of what; see `Run.replenish`."""
+class _Moment:
+    """When a line is written: what the trainer had then."""
 
-    samples: int
-    key: str
-    groups_per_step: int
-    oversample: float = 1.25
-    steps_ahead: int = 1
-    steps: int | None = None
-    epochs: int | None = None
-    exclude_after: int | None = None
-    seed: int = 0
+    step: int
+    counts: StepCounts
+    delivered: frozenset[str] = frozenset()
+    last: bool = False
+    between: bool = False
 
-    def __post_init__(self) -> None:
-        least = {"samples": 1, "groups_per_step": 1, "oversample": 1, "steps_ahead": 1}
-        least |= {"steps": 1, "epochs": 1, "exclude_after": 1}
-        for name, bound in least.items():
-            value = getattr(self, name)
-            if value is not None and not value >= bound:
-                raise ConfigError(f"replenish: {name} is {value}; it must be {bound} or more")
-        if not self.key:
-            raise ConfigError("replenish: the pool needs a key: any text that names it, such as 'epoch0'")
-
-    @property
-    def target(self) -> int:
-        """Groups that are kept open."""
-        return math.ceil(self.groups_per_step * self.oversample * self.steps_ahead)
-
-    def target_after(self, step: int) -> int:
-        """The same after step `step`: no more than the steps that are left need."""
-        if self.steps is None:
-            return self.target
-        left = max(0, self.steps - step)
-        return min(self.target, math.ceil(self.groups_per_step * self.oversample * left))
+    def is_of(self, line: PoolLine) -> bool:
+        """Whether `line` is this step's."""
+        counts = (self.counts.delivered, self.counts.settled)
+        return (line.step, line.last, line.fates.delivered, line.fates.settled) == (
+            self.step,
+            self.last,
+            *counts,
+        )
 
 
 class Pool:
-    """The open groups of one run, as its trainer wants them. For one thread of one process."""
+    """The open groups of one run, as its trainer wants them. Safe to use from several threads.
+
+    A context manager: within it, a thread calls `tend` every second.
+    """
 
     def __init__(
         self, spool: Spool, policy: PolicyRegistry, tasks: Sequence[Task], settings: PoolSettings
@@ -73,18 +66,36 @@ class Pool:
             raise ConfigError(f"pool {settings.key!r} has no tasks")
         self._spool = spool
         self._policy = policy
-        self._tasks = tasks
+        self._order = TaskOrder(tasks, settings)
         self._settings = settings
-        parts = [str(settings.samples), str(settings.seed), *(task.to_json() for task in tasks)]
-        self._content = sha256_hex("\n".join(parts).encode())
+        self._content = self._order.digest()
         self._ledger = Ledger(spool.paths, ledger_name(settings.key))
-        self._watch = PoolWatch(spool.paths.root)
+        self._lock = threading.RLock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._watch = PoolWatch(spool.paths.root, settings.use)
         lines = self._reload()
         if lines:
             self._require_same(lines[0])
             self._do(lines[-1])
         else:
-            self._advance(0, StepCounts(), delivered=(), early=())
+            self._advance(_Moment(0, StepCounts()))
+
+    def __enter__(self) -> Self:
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._keep_tending, name="hpcroll-pool", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
 
     @property
     def lines(self) -> tuple[PoolLine, ...]:
@@ -95,14 +106,14 @@ class Pool:
     def dry(self) -> bool:
         """No task is left to submit: every epoch was gone through, or every task excluded."""
         line = self.lines[-1]
-        return not any(True for _ in self._walk(line.epoch, line.offset, self._excluded()))
+        return not any(True for _ in self._order.walk(line.epoch, line.offset, self._excluded()))
 
     def samplings(self) -> dict[str, int]:
         """How often each task was submitted, by task id."""
-        counts = dict.fromkeys((task.task_id for task in self._tasks), 0)
+        counts = dict.fromkeys((task.task_id for task in self._order.tasks), 0)
         for line in self.lines:
             for index in (index for part in line.parts for index in part):
-                counts[self._tasks[index].task_id] += 1
+                counts[self._order.tasks[index].task_id] += 1
         return counts
 
     def after(self, step: Step, *, last: bool = False) -> PoolLine:
@@ -112,74 +123,95 @@ class Pool:
         again after a restart, changes nothing. `last`: no step follows, so that every open group is
         cancelled; the same after step `steps` where that was given.
         """
+        moment = _Moment(
+            step.number,
+            step.counts,
+            delivered=frozenset(group.group_id for group in step.groups),
+            last=last or step.number == self._settings.steps,
+        )
+        with self._lock:
+            line = self._find(moment) or self._advance(moment)
+        assert line is not None, "a step has a line"
         counts = step.counts
-        found = self._find(step.number, counts, last=last)
-        if found is None:
-            found = self._advance(
-                step.number,
-                counts,
-                delivered=tuple(group.group_id for group in step.groups),
-                early=tuple(group.group_id for group in step.groups if group.committed < group.size),
-                last=last,
-            )
         self._policy.settle(counts.settled, dropped=counts.settled - counts.delivered)
-        return found
-
-    def _advance(
-        self,
-        step: int,
-        counts: StepCounts,
-        *,
-        delivered: Sequence[str],
-        early: Sequence[str],
-        last: bool = False,
-    ) -> PoolLine:
-        """Writes the next line and does what it says, or what somebody else's line of that step says."""
-        while True:
-            line = self._plan(step, counts, delivered=delivered, early=early, last=last)
-            if self._ledger.append(line):
-                break
-            self._require_same(self._reload()[0])
-            self._do(self.lines[-1])
-            found = self._find(step, counts, last=last)
-            if found is not None:
-                return found
-        self._do(line)
         return line
 
-    def _plan(
-        self,
-        step: int,
-        counts: StepCounts,
-        *,
-        delivered: Sequence[str],
-        early: Sequence[str],
-        last: bool,
-    ) -> PoolLine:
-        lines, watch = self.lines, self._watch
-        bias, withdrawn = watch.look(delivered)
-        surplus = tuple(group_id for group_id in early if watch.is_open(group_id))
-        watch.surplus |= set(surplus)
-        fates = self._fates(lines, counts)
+    def tend(self) -> PoolLine | None:
+        """Replaces groups that no step will use, and cancels members that none will look at.
+
+        As the pool itself sees it, by the rule that it was given for the trainer's reader. Returns the
+        line of the ledger that it wrote; None where nothing was to be done.
+        """
+        with self._lock:
+            latest = next(line for line in reversed(self.lines) if not line.between)
+            fates = latest.fates
+            counts = StepCounts(
+                delivered=fates.delivered,
+                zero_variance=fates.zero_variance,
+                short=fates.short + fates.cancelled,
+                stale=fates.stale,
+                incomplete=fates.incomplete,
+            )
+            return None if latest.last else self._advance(_Moment(latest.step, counts, between=True))
+
+    def _keep_tending(self) -> None:
+        while not self._stop.wait(_TEND_S):
+            try:
+                self.tend()
+            except (OSError, HpcrollError) as error:
+                log.warning("pool=%s was not looked after: %s", self._settings.key, error)
+
+    def _advance(self, moment: _Moment) -> PoolLine | None:
+        """Writes the next line and does what it says, or what somebody else's line of that step says.
+
+        None where nothing is to be done between steps.
+        """
+        while True:
+            line = self._plan(moment)
+            if line is None:
+                return None
+            if self._ledger.append(line):
+                self._do(line)
+                return line
+            lines = self._reload()
+            self._require_same(lines[0])
+            self._do(lines[-1])
+            found = None if moment.between else self._find(moment)
+            if moment.between or found is not None:
+                return found
+
+    def _plan(self, moment: _Moment) -> PoolLine | None:
+        """The next line; None where it would say nothing."""
+        lines, watch, step = self.lines, self._watch, moment.step
+        watch.look(moment.delivered, self._policy.latest())
+        surplus = watch.decided_early(moment.delivered)
+        fates = self._fates(lines, moment.counts)
         excluded = self._newly_excluded()
-        target = 0 if last else self._settings.target_after(step)
-        # What was cancelled is as good as settled, whether the trainer's reader has met its records or not.
-        on_the_way = len(watch.cancelling) + watch.cancelled - fates.cancelled
-        missing = target - (fates.open - on_the_way)
+        target = 0 if moment.last else self._settings.target_after(step)
+        # What was dropped or cancelled is as good as settled, whether the trainer has met it or not.
+        useful = fates.submitted - fates.delivered - max(fates.dropped, watch.dropped) - len(watch.cancelling)
+        missing = target - useful
         epoch, offset = (lines[-1].epoch, lines[-1].offset) if lines else (0, 0)
         parts: tuple[tuple[int, ...], ...] = ()
         if missing > 0:
-            parts, epoch, offset = self._take(missing, epoch, offset, self._excluded() | set(excluded))
-        ends = last or step == self._settings.steps
-        shrinks = self._settings.steps is not None and target < self._settings.target
-        cancelled = tuple(self._needless(-missing, everything=ends)) if ends or shrinks else ()
+            parts, epoch, offset = self._order.take(missing, epoch, offset, self._excluded() | set(excluded))
+            if sum(map(len, parts)) < missing and not moment.between:
+                log.warning("pool=%s is dry: no task is left to submit", self._settings.key)
+        cancelled: tuple[str, ...] = ()
+        if not moment.between and (moment.last or target < self._settings.target):
+            cancelled = tuple(self._needless(-missing, everything=moment.last))
+        if moment.between and not (parts or surplus):
+            return None
+        bias, withdrawn = watch.account()
+        watch.surplus |= set(surplus)
         watch.cancelling |= set(cancelled)
         return PoolLine(
             number=len(lines),
             key=self._settings.key,
             content=self._content,
             step=step,
-            last=last,
+            last=moment.last,
+            between=moment.between,
             fates=fates,
             parts=parts,
             epoch=epoch,
@@ -196,7 +228,7 @@ class Pool:
         """Everything here may be done twice."""
         for number, part in enumerate(line.parts):
             key = f"{line.key}/{line.number}" + (f".{number}" if number else "")
-            tasks = [self._tasks[index] for index in part]
+            tasks = [self._order.tasks[index] for index in part]
             self._spool.submit(tasks, samples=self._settings.samples, key=key)
         wishes = self._spool.wishes
         for group_id in (*line.surplus, *line.cancelled):
@@ -234,32 +266,6 @@ class Pool:
         flat = {task_id for task_id, count in self._watch.flat.items() if count >= limit}
         return tuple(sorted(flat - self._excluded()))
 
-    def _take(
-        self, count: int, epoch: int, offset: int, excluded: set[str]
-    ) -> tuple[tuple[tuple[int, ...], ...], int, int]:
-        """The next `count` tasks, in parts of one epoch each, and where the next one stands."""
-        parts: dict[int, list[int]] = {}
-        for found_epoch, place, index in self._walk(epoch, offset, excluded):
-            parts.setdefault(found_epoch, []).append(index)
-            epoch, offset = found_epoch, place + 1
-            if sum(map(len, parts.values())) == count:
-                break
-        else:
-            log.warning("pool=%s is dry: no task is left to submit", self._settings.key)
-        return tuple(map(tuple, parts.values())), epoch, offset
-
-    def _walk(self, epoch: int, offset: int, excluded: set[str]) -> Iterator[tuple[int, int, int]]:
-        """Epoch, place in its order, and task index, from there on; ends where nothing is left."""
-        if all(task.task_id in excluded for task in self._tasks):
-            return
-        while self._settings.epochs is None or epoch < self._settings.epochs:
-            order = list(range(len(self._tasks)))
-            random.Random(f"{self._settings.seed}/{epoch}").shuffle(order)
-            for place in range(offset, len(order)):
-                if self._tasks[order[place]].task_id not in excluded:
-                    yield epoch, place, order[place]
-            epoch, offset = epoch + 1, 0
-
     def _needless(self, count: int, *, everything: bool) -> Iterator[str]:
         """Up to `count` groups (or every one) that are not committed, the last submitted ones first."""
         leg, paths = self._spool.config.leg_names[-1], self._spool.paths
@@ -279,17 +285,16 @@ class Pool:
                     left -= 1
                     yield group_id
 
-    def _find(self, step: int, counts: StepCounts, *, last: bool) -> PoolLine | None:
+    def _find(self, moment: _Moment) -> PoolLine | None:
         for line in reversed(self.lines):
-            same = (line.step, line.last, line.fates.delivered, line.fates.settled)
-            if same == (step, last, counts.delivered, counts.settled):
+            if not line.between and moment.is_of(line):
                 return line
         return None
 
     def _reload(self) -> tuple[PoolLine, ...]:
         lines = self.lines
         if lines:
-            self._watch = PoolWatch(self._spool.paths.root, lines[-1].watched)
+            self._watch = PoolWatch(self._spool.paths.root, self._settings.use, lines[-1].watched)
         return lines
 
     def _require_same(self, line: PoolLine) -> None:

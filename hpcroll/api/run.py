@@ -149,19 +149,26 @@ class Run:
         epochs: int | None = None,
         exclude_after: int | None = None,
         seed: int = 0,
+        min_usable: int | None = None,
+        drop_zero_variance: bool = True,
+        max_lag: int | None = None,
     ) -> Pool:
         """Keeps `groups_per_step * oversample * steps_ahead` groups of `tasks` open, step after step.
 
-        For rank 0 of a trainer, which calls `pool.after(step)` for each step of its reader: what the step
-        delivered or dropped is replaced by further groups of the task list (each epoch in an order of its
-        own, from `seed`), under the submission keys `<key>/<n>`; members of groups that were delivered
-        early are cancelled, and after step `steps` (with `last=True` after any) every open group; the
-        window is told what is settled. It is repeatable: a trainer that restarts submits nothing twice.
-        Every group of the run counts, whoever submitted it. `epochs` bounds how often the list is gone
-        through, `exclude_after` leaves tasks out that had so many groups without variance. Raises what
-        `submit` raises, and `ConfigError` where `key` stands for other tasks, samples or another seed.
+        For rank 0 of a trainer, as `with run.replenish(...) as pool`, which calls `pool.after(step)` for
+        each step of its reader. What a step delivered is replaced by further groups of the task list (each
+        epoch in an order of its own, from `seed`), under the submission keys `<key>/<n>`, and so is at once
+        what no step will use, by the reader's own `min_usable`, `drop_zero_variance` and `max_lag`. Members
+        of groups that are decided early are cancelled, and after step `steps` (with `last=True` after any)
+        every open group; the window is told what is settled. It is repeatable: a trainer that restarts
+        submits nothing twice. Every group of the run counts, whoever submitted it. `epochs` bounds how
+        often the list is gone through, `exclude_after` leaves tasks out that had so many groups without
+        variance. Raises what `submit` raises, and `ConfigError` for impossible settings and where `key`
+        stands for other tasks, samples or another seed.
         """
-        from hpcroll.api.replenish import Pool, PoolSettings
+        from hpcroll.api.pool_tasks import PoolSettings
+        from hpcroll.api.pool_watch import GroupUse
+        from hpcroll.api.replenish import Pool
         from hpcroll.api.submitting import read_and_check
 
         settings = PoolSettings(
@@ -174,6 +181,7 @@ class Run:
             epochs=epochs,
             exclude_after=exclude_after,
             seed=seed,
+            use=GroupUse(min_usable, drop_zero_variance, max_lag),
         )
         provider = check_config(self.config)
         resolved = read_and_check(tasks, self.config)

@@ -211,6 +211,7 @@ def _pool_row(line: PoolLine) -> dict[str, Any]:
     return {
         "pool": line.key,
         "step": line.step,
+        "between": line.between,
         "submitted": line.fates.submitted,
         **line.fates.model_dump(),
         "added": line.added,

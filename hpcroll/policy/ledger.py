@@ -1,4 +1,4 @@
-"""The ledger of a pool: one immutable line per step, which says what was done to keep the pool full.
+"""The ledger of a pool: immutable lines, one per step and some between, of what was done to keep it full.
 
 Lines are created once each, by link, before what they say is done: whoever finds one does it again, and
 everything that it says may be done twice.
@@ -84,6 +84,8 @@ class PoolLine(Record):
     """The trainer's step; 0 for the first filling."""
     last: bool = False
     """No step follows."""
+    between: bool = False
+    """Written while the trainer waited for its next step, or trained: `step` is the one before."""
     fates: Fates
     """As the step had them, those of this line's submissions not yet among the open ones."""
     parts: tuple[tuple[int, ...], ...] = ()
@@ -93,7 +95,7 @@ class PoolLine(Record):
     offset: int = Field(default=0, ge=0)
     """... and where in its order the next task stands."""
     surplus: tuple[str, ...] = ()
-    """Groups that were delivered with members to come, which were cancelled."""
+    """Groups that were decided with members to come, which were cancelled."""
     cancelled: tuple[str, ...] = ()
     """Groups that no step needs, all of which was cancelled."""
     withdrawn: tuple[str, ...] = ()

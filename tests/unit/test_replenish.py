@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from hpcroll.api import Run
-from hpcroll.api.replenish import Pool, PoolSettings
+from hpcroll.api.pool_tasks import PoolSettings
+from hpcroll.api.replenish import Pool
 from hpcroll.cli.main import run as run_command
 from hpcroll.config import ShardConfig
 from hpcroll.contract import StageTiming, Status, StopReason, Task, Timing, Verdict
@@ -23,7 +24,7 @@ from hpcroll.fs import list_names
 from hpcroll.shards import RunReader, ShardWriter, Step, StepCounts, StepVersions, open_run
 from hpcroll.spool import Claim, Spool
 from hpcroll.testing.trajectories import random_trajectory
-from tests.spools import start_worker
+from tests.spools import start_worker, wait_until
 
 SAMPLES = 4
 FLAT = {"t1", "t4"}
@@ -48,7 +49,9 @@ def replenish(run: Run, *, count: int = 8, **settings: Any) -> Pool:
 class Fleet:
     """A worker that commits what it claims; rollouts for which `slow` holds wait until they are cancelled."""
 
-    def __init__(self, run: Run, slow: Callable[[Claim], bool]) -> None:
+    def __init__(self, run: Run, slow: Callable[[Claim], bool], flat: set[str]) -> None:
+        self.committed = 0
+        self._flat = flat
         self._spool = Spool.open(run.path)
         self._worker = start_worker(self._spool)
         self._slow = slow
@@ -72,7 +75,7 @@ class Fleet:
 
     def _commit(self, claim: Claim, *, cancelled: bool) -> None:
         rollout = claim.rollout
-        flat = rollout.task.task_id in FLAT
+        flat = rollout.task.task_id in self._flat
         reward = None if cancelled else 1.0 if flat else float(rollout.sample_index % 2)
         ran = not claim.cancelled
         seconds = 50.0 if cancelled else 10.0
@@ -101,11 +104,14 @@ class Fleet:
         self._writer.sync()
         if claim.commit():
             self._writer.mark([address])
+        self.committed += 1
 
 
 @contextmanager
-def fleet(run: Run, slow: Callable[[Claim], bool] = lambda _: False) -> Iterator[Fleet]:
-    member = Fleet(run, slow)
+def fleet(
+    run: Run, slow: Callable[[Claim], bool] = lambda _: False, flat: set[str] = FLAT
+) -> Iterator[Fleet]:
+    member = Fleet(run, slow, flat)
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(member.work)
         try:
@@ -226,6 +232,63 @@ def test_two_trainers_at_once_fill_one_pool(run: Run) -> None:
         list(threads.map(work, range(4)))
     assert groups_of(run) == 14
     assert [line.step for line in replenish(run).lines] == [0, 1, 2, 3]
+
+
+def test_step_that_drops_all_that_was_open_is_filled_all_the_same(run: Run) -> None:
+    """Five of eight tasks have no variance, and not one group more than a step needs is open."""
+    with (
+        replenish(run, oversample=1, groups_per_step=3) as pool,
+        fleet(run, flat={"t0", "t1", "t2", "t3", "t4"}),
+    ):
+        for step in steps(follow(run), 4):
+            line = pool.after(step)
+            assert line.fates.submitted == line.fates.settled + line.fates.open
+    lines = pool.lines
+    assert [line.step for line in lines if not line.between] == [0, 1, 2, 3, 4]
+    between = [line for line in lines if line.between]
+    assert between
+    assert all(line.parts or line.surplus for line in between), "nothing is written where nothing is done"
+    assert lines[-1].fates.zero_variance > 0
+    assert sum(line.added for line in lines) == groups_of(run)
+
+
+def test_looking_after_a_full_pool_changes_nothing(run: Run) -> None:
+    pool = replenish(run)
+    assert pool.tend() is None
+    with fleet(run) as member:
+        wait_until(lambda: member.committed == 5 * SAMPLES, "all is committed")
+    line = pool.tend()
+    flat = 0 if line is None else line.added
+    assert groups_of(run) == 5 + flat
+    assert pool.tend() is None
+    assert len(pool.lines) == (1 if line is None else 2)
+
+
+def test_members_are_cancelled_as_soon_as_a_group_is_decided(run: Run) -> None:
+    pool = replenish(run, min_usable=2, drop_zero_variance=False)
+    with fleet(run, slow=lambda claim: claim.rollout.sample_index >= 2) as member:
+        wait_until(lambda: member.committed == 5 * 2, "the fast half is committed")
+        line = pool.tend()
+        assert line is not None
+        assert len(line.surplus) == 5
+        assert line.added == 0
+        wait_until(lambda: member.committed == 5 * SAMPLES, "the others are cancelled")
+    later = pool.after(step_of(1, delivered=3))
+    assert later.bias.cancelled.rollouts == 10
+    assert sorted(later.withdrawn) == sorted(line.surplus)
+
+
+def test_groups_that_grow_too_old_are_replaced(run: Run) -> None:
+    pool = replenish(run, max_lag=5, drop_zero_variance=False)
+    run.policy.publish(0, weights="w")
+    with fleet(run) as member:
+        wait_until(lambda: member.committed == 5 * SAMPLES, "all is committed")
+    assert pool.tend() is None
+    run.policy.publish(100, weights="w")
+    line = pool.tend()
+    assert line is not None
+    assert line.added == 5
+    assert pool.tend() is None
 
 
 def test_surplus_members_are_cancelled_and_the_bias_is_recorded(run: Run) -> None:
