@@ -111,6 +111,6 @@ class _Verification:
             # A run that goes on may have committed it after its shard was read.
             find_committed(self._store, self._facts.final_leg, ref, ALL_COLUMNS)
             self._report.committed += 1
-        except ShardError as error:
+        except (ShardError, OSError) as error:
             self._report.lost += 1
-            self._report.add(str(error))
+            self._report.add(f"rollout {ref} has no readable record: {error}")
