@@ -70,7 +70,8 @@ def test_no_held_out_prompt_is_ever_trained_on() -> None:
 def test_replies_sampled_together_have_the_log_probabilities_that_the_trainer_computes(
     tmp_path: Path,
 ) -> None:
-    torch = pytest.importorskip("torch")
+    need("torch")
+    import torch
     from tiny_grpo.engine import Engine, Sample
     from tiny_grpo.language import render_prompt
     from tiny_grpo.model import Policy, load_policy, save_weights, token_logprobs
@@ -110,7 +111,7 @@ def test_replies_sampled_together_have_the_log_probabilities_that_the_trainer_co
 
 @pytest.mark.usefixtures("example")
 def test_shuffled_rewards_stay_within_their_group() -> None:
-    pytest.importorskip("torch")
+    need("torch")
     import numpy as np
     from tiny_grpo.trainer import rewards_of
 
@@ -132,6 +133,7 @@ def test_shuffled_rewards_stay_within_their_group() -> None:
 @pytest.mark.timeout(3000)
 def test_it_learns_although_both_sides_are_killed_and_not_from_shuffled_rewards(tmp_path: Path) -> None:
     need("bwrap")
+    need("torch")
     learnt = run_loop(tmp_path / "learns")
     assert learnt >= 0.3
     assert run_loop(tmp_path / "control", "--control", "--steps", "15") < 0.05
