@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Most tests wait for processes; those on the cluster stay in one group.
 PARALLEL := -n 3
 
-.PHONY: help demo example-tiny-grpo test test-full lint bench bench-overlap bench-action bench-gateway clean
+.PHONY: help demo example-tiny-grpo test test-full lint bench bench-overlap bench-action bench-gateway bench-shards clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -49,7 +49,7 @@ lint: $(VENV)/.installed ## ruff, mypy, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: bench-overlap bench-action bench-gateway ## every benchmark
+bench: bench-overlap bench-action bench-gateway bench-shards ## every benchmark
 
 bench-overlap: ## stage overlap through the spool, in real sandboxes
 	tests/setup/install
@@ -63,6 +63,12 @@ bench-gateway: ## what the gateway adds to a call, beside LiteLLM's proxy
 	tests/setup/install
 	tests/setup/install-peers
 	tests/setup/run-as-user python -m tests.benchmarks.gateway
+
+bench-shards: ## trajectories on disk, beside the formats a trainer would use else
+	tests/setup/install
+	tests/setup/install-agents pi mini_swe_agent codex opencode
+	tests/setup/install-shard-peers
+	tests/setup/run-as-user python -m tests.benchmarks.shards
 
 clean: ## remove what setup made in this checkout
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -75,7 +75,7 @@ def _capture_agent(path: Path, agent: Agent, groups: int) -> Path:
     tasks = [_Imagined(agent, number) for number in range(groups)]
     with _policy([task.script() for task in tasks], path.with_suffix(".policy")) as url:
         run = Run.create(path, config=_config(agent, url))
-        run.submit([task.task() for task in tasks], samples=GROUP_SIZE, key="captured")
+        run.submit([task.task() for task in tasks], samples=GROUP_SIZE, key=f"captured-{agent.name}")
         run.launch(workers=1, wait=True)
     done.touch()
     return path

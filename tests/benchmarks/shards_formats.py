@@ -313,8 +313,12 @@ def arrow_row(batch: Any, index: int) -> Row:
 class Parquet:
     """Parquet by pyarrow: zstd pages, row groups of `group` rows, with or without dictionary encoding."""
 
-    def __init__(self, group: int, *, dictionary: bool = False, split: bool = False) -> None:
-        self.name = f"Parquet zstd, {group} rows" + ", dictionary" * dictionary + ", byte planes" * split
+    def __init__(
+        self, group: int, *, dictionary: bool = False, split: bool = False, level: int = LEVEL
+    ) -> None:
+        shown = "zstd" if level == LEVEL else f"zstd {level}"
+        self.name = f"Parquet {shown}, {group} rows" + ", dictionary" * dictionary + ", byte planes" * split
+        self._level = level
         self._group = group
         self._dictionary = dictionary
         self._split = split
@@ -326,7 +330,7 @@ class Parquet:
             folder / "rows.parquet",
             arrow_schema(),
             compression="zstd",
-            compression_level=LEVEL,
+            compression_level=self._level,
             use_dictionary=[f"{name}.list.element" for name in ARRAYS if name != "logprobs"]
             if self._dictionary
             else False,

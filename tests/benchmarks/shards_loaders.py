@@ -56,9 +56,14 @@ class Mosaic:
     """MDS by `MDSWriter`, zstd:3, shards of 64 MiB; read by `StreamingDataset`, which unpacks them beside."""
 
     name = "MosaicML MDS zstd"
+    unpacks = True
+    """Reading leaves unpacked shards in the folder instead of the packed ones."""
     _columns = {"ids": "ndarray:uint32", "logprobs": "ndarray:float32"}
     _columns |= {"sampled": "ndarray:uint8", "loss_mask": "ndarray:uint8"}
     _columns |= {"reward": "float64", "record": "bytes"}
+
+    def load(self) -> None:
+        _mosaic()
 
     def write(self, rows: RawSet, folder: Path) -> None:
         writer = _mosaic().MDSWriter(
@@ -171,6 +176,9 @@ class LitData:
     def __init__(self, wrap: str) -> None:
         self.name = f"LitData zstd, by {wrap}"
         self._wrap = wrap
+
+    def load(self) -> None:
+        import litdata  # noqa: F401
 
     def write(self, rows: RawSet, folder: Path) -> None:
         from litdata.streaming.writer import BinaryWriter

@@ -78,6 +78,19 @@ class RawSet:
         """Raw bytes: arrays, rewards and records."""
         return self.tokens * BYTES_PER_TOKEN + len(self.records) + 8 * len(self)
 
+    def head(self, count: int) -> RawSet:
+        """The first `count` rows."""
+        end, record_end = int(self.ends[count - 1]), int(self.record_ends[count - 1])
+        return RawSet(
+            columns={name: column[:end] for name, column in self.columns.items()},
+            ends=self.ends[:count],
+            records=self.records[:record_end],
+            record_ends=self.record_ends[:count],
+            rewards=self.rewards[:count],
+            keys=self.keys[:count],
+            groups=self.groups[:count],
+        )
+
     @classmethod
     def load(cls, folder: Path) -> RawSet:
         facts = json.loads((folder / "facts.json").read_bytes())
@@ -122,6 +135,8 @@ class RawWriter:
         self._groups.append(record.group_id)
 
     def finish(self) -> None:
+        if len(set(self._keys)) < len(self._keys):
+            raise SystemExit("two trajectories of the set have one rollout id")
         for file in self._files.values():
             file.close()
         np.array(self._ends, "<i8").tofile(self.folder / "ends")
