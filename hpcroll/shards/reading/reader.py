@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from hpcroll.contract import RolloutRef
 from hpcroll.errors import ConfigError, ShardError
 from hpcroll.fs.mounts import filesystem_type, is_node_local
 from hpcroll.fs.paths import RunPaths
-from hpcroll.shards.format.run_facts import RunFacts, read_run_facts
+from hpcroll.shards.format.run_facts import read_run_facts
 from hpcroll.shards.format.stored import Column, StoredTrajectory
 from hpcroll.shards.level0.walk import ReadCounts
 from hpcroll.shards.reading.batches import Batch
 from hpcroll.shards.reading.feed import Following
-from hpcroll.shards.reading.freshness import Freshness
-from hpcroll.shards.reading.groups import COMPLETE, Group, GroupCounts, GroupRule
+from hpcroll.shards.reading.groups import Group, GroupCounts, GroupRule
 from hpcroll.shards.reading.lookup import find_committed, find_group
-from hpcroll.shards.reading.plan import PlanFiles, branch_name
+from hpcroll.shards.reading.passes import Passes
 from hpcroll.shards.reading.planner import StepSettings
-from hpcroll.shards.reading.presence import Presence
 from hpcroll.shards.reading.selection import Selection
-from hpcroll.shards.reading.session import EVERYTHING, Session
-from hpcroll.shards.reading.shuffle import Part, Shuffle
-from hpcroll.shards.reading.step import Step, StepCounts
-from hpcroll.shards.reading.stepping import Position, Stepping
-from hpcroll.shards.reading.store import Store
+from hpcroll.shards.reading.shuffle import EVERYTHING, Shuffle
+from hpcroll.shards.reading.step import Step
+from hpcroll.shards.reading.view import View
 
-T = TypeVar("T")
-_STATE_FORMAT = 2
+_TOKENS = frozenset({Column.TOKENS})
+_TIMEOUT_S = 600.0
 _LINGER_S = 60.0
 """For how long network file systems cache names and sizes, at most, as they are usually mounted."""
-_TOKENS = frozenset({Column.TOKENS})
 
 
 def open_run(
@@ -74,11 +69,7 @@ def open_run(
         trust_marks=trust_marks,
     )
     order = None if shuffle is None else Shuffle(shuffle, window)
-    return RunReader(paths, read_run_facts(paths), selection, shuffle=order)
-
-
-def _linger_s(paths: RunPaths) -> float:
-    return 0.0 if is_node_local(filesystem_type(paths.root)) else _LINGER_S
+    return RunReader(View(paths, read_run_facts(paths), selection, order))
 
 
 class RunReader:
@@ -88,63 +79,34 @@ class RunReader:
     reader made by `follow` goes on where it stopped.
     """
 
-    def __init__(
-        self,
-        paths: RunPaths,
-        facts: RunFacts,
-        selection: Selection,
-        *,
-        following: Following | None = None,
-        rule: GroupRule = COMPLETE,
-        max_lag: int | None = None,
-        trainer: str | None = None,
-        rank: int = 0,
-        world: int = 1,
-        presence: Presence | None = None,
-        part: Part = EVERYTHING,
-        shuffle: Shuffle | None = None,
-    ) -> None:
-        self._paths = paths
-        self._facts = facts
-        self._selection = selection
-        self._following = following
-        self._rule = rule
-        self._max_lag = max_lag
-        self._freshness = Freshness(paths, max_lag)
-        self._trainer = trainer
-        self._rank = rank
-        self._world = world
-        self._store = Store(paths, ReadCounts())
-        self._presence = presence
-        self._part = part
-        self._shuffle = shuffle
-        self._loaded: dict[str, Any] | None = None
-        self._session = self._new_session(selection.columns, rule)
-        self._position: Position | None = None
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._passes = Passes(view)
 
     @property
     def run_id(self) -> str:
-        return self._facts.run_id
+        return self._view.facts.run_id
 
     @property
     def counts(self) -> ReadCounts:
         """What the latest iteration met besides what it delivered."""
-        return self._store.counts
+        return self._passes.store.counts
 
     @property
     def group_counts(self) -> GroupCounts:
         """What became of groups and rollouts that the latest iteration did not deliver."""
-        return self._session.assembly.counts
+        return self._passes.session.assembly.counts
 
     def __iter__(self) -> Iterator[StoredTrajectory]:
         """Every committed trajectory that passes the filters, once each."""
-        return self._alive(self._begin(self._selection.columns, self._rule, grouped=False).singles())
+        session = self._passes.begin(self._view.selection.columns, self._view.rule, grouped=False)
+        return self._passes.alive(session.singles())
 
     def __len__(self) -> int:
         """How many trajectories are committed now and pass the filters."""
-        selection = replace(self._selection, columns=frozenset())
-        counting = RunReader(self._paths, self._facts, selection, part=self._part)
-        return sum(1 for _ in counting)
+        selection = replace(self._view.selection, columns=frozenset())
+        view = View(self._view.paths, self._view.facts, selection, part=self._view.part)
+        return sum(1 for _ in RunReader(view))
 
     def get(self, rollout_id: str) -> StoredTrajectory:
         """The committed trajectory of one rollout, whatever the filters say.
@@ -155,14 +117,18 @@ class RunReader:
             ref = RolloutRef.parse(rollout_id)
         except ValueError as error:
             raise ShardError(str(error)) from error
-        return find_committed(self._store, self._facts.final_leg, ref, self._selection.columns)
+        return find_committed(
+            self._passes.store, self._view.facts.final_leg, ref, self._view.selection.columns
+        )
 
     def group(self, group_id: str) -> Group:
         """What is committed of one group, by sample index, whatever the filters say.
 
         Raises `ShardError` where nothing is, `ShardCorruptError` where a member is damaged.
         """
-        return find_group(self._store, self._facts.final_leg, group_id, self._selection.columns)
+        return find_group(
+            self._passes.store, self._view.facts.final_leg, group_id, self._view.selection.columns
+        )
 
     def groups(self, rule: str = "complete", *, min_usable: int | None = None) -> Iterator[Group]:
         """Groups in the order in which they become deliverable.
@@ -171,7 +137,8 @@ class RunReader:
         incomplete ones. `min_usable` = k: as soon as k of its rollouts are trainable with a valid reward;
         groups that end with fewer are counted, not delivered.
         """
-        return self._alive(self._begin(self._selection.columns, GroupRule.parse(rule, min_usable)).groups())
+        session = self._passes.begin(self._view.selection.columns, GroupRule.parse(rule, min_usable))
+        return self._passes.alive(session.groups())
 
     def packed(self, max_tokens: int) -> Iterator[Batch]:
         """Batches of at most `max_tokens` tokens from the usable rollouts of groups, in group order.
@@ -180,10 +147,12 @@ class RunReader:
         gets every `world`-th batch, and at the end an empty one where there are not enough. Raises
         `ShardError` for a segment that is longer than a batch.
         """
-        settings = StepSettings(world=self._world, max_tokens=max_tokens)
-        if self._world > 1:
-            return (batch for step in self._steps(settings, 600.0) for batch in step.batches)
-        return self._alive(self._begin(_TOKENS, self._rule, max_tokens=max_tokens).batches())
+        settings = StepSettings(world=self._view.world, max_tokens=max_tokens)
+        if self._view.world > 1:
+            steps = self._passes.steps(settings, _TIMEOUT_S)
+            return (batch for step in steps for batch in step.batches)
+        session = self._passes.begin(_TOKENS, self._view.rule, max_tokens=max_tokens)
+        return self._passes.alive(session.batches())
 
     def steps(
         self,
@@ -193,7 +162,7 @@ class RunReader:
         rollouts: int | None = None,
         drop_zero_variance: bool = False,
         last: Literal["keep", "drop"] = "keep",
-        timeout_s: float = 600.0,
+        timeout_s: float = _TIMEOUT_S,
     ) -> Iterator[Step]:
         """Optimiser steps of `groups` whole groups, or of whole groups with at least `rollouts` usable
         rollouts; of one full micro-batch for every rank where neither is given.
@@ -210,14 +179,14 @@ class RunReader:
         `ShardError` after `timeout_s` and for a segment longer than a micro-batch.
         """
         settings = StepSettings(
-            world=self._world,
+            world=self._view.world,
             max_tokens=max_tokens,
             groups=groups,
             rollouts=rollouts,
             drop_zero_variance=drop_zero_variance,
             last=last,
         )
-        return self._steps(settings, timeout_s)
+        return self._passes.steps(settings, timeout_s)
 
     def follow(
         self,
@@ -258,162 +227,40 @@ class RunReader:
             raise ConfigError(
                 f"follow: {trainer!r} names no trainer; it must not be empty or begin with a dot"
             )
-        if self._part != EVERYTHING or self._shuffle is not None:
+        if self._view.part != EVERYTHING or self._view.shuffle is not None:
             raise ConfigError(
                 "follow: a split or shuffled reader only reads what is there; use rank= and world="
             )
         if poll_s <= 0 or (max_lag is not None and max_lag < 0):
             raise ConfigError("follow: poll_s must be above 0 and max_lag 0 or more")
-        return RunReader(
-            self._paths,
-            self._facts,
-            self._selection,
-            following=Following(poll_s, stop, _linger_s(self._paths) if linger_s is None else linger_s),
+        if linger_s is None:
+            linger_s = 0.0 if is_node_local(filesystem_type(self._view.paths.root)) else _LINGER_S
+        view = replace(
+            self._view,
+            following=Following(poll_s, stop, linger_s),
             rule=GroupRule.parse("complete", min_usable),
             max_lag=max_lag,
             trainer=trainer,
+            hold_s=hold_s,
             rank=rank,
             world=world,
-            presence=None if trainer is None else Presence(self._paths, trainer, hold_s=hold_s),
         )
+        return RunReader(view)
 
     def split(self, rank: int, world: int) -> RunReader:
         """A reader of part `rank` of `world` of the groups: every group is in one part, the same one each
         time. For finished runs, over data-parallel ranks and loader workers; parts of parts are fine."""
-        if self._following is not None:
+        if self._view.following is not None:
             raise ConfigError("split: a follower is not split; give follow rank= and world= instead")
-        return RunReader(
-            self._paths,
-            self._facts,
-            self._selection,
-            rule=self._rule,
-            part=self._part.split(rank, world),
-            shuffle=self._shuffle,
-        )
+        return RunReader(replace(self._view, part=self._view.part.split(rank, world)))
 
     def state_dict(self) -> dict[str, Any]:
         """The position after what was last delivered, as JSON; whoever loads it gets the rest, once each.
 
         Between steps it is the same on every rank, and may be loaded by another number of ranks.
         """
-        if self._loaded is not None:
-            return self._loaded
-        identity = {**self._identity(), "format": _STATE_FORMAT}
-        if self._position is not None:
-            return {**identity, **self._position.to_json()}
-        return {**identity, "session": self._session.state()}
+        return dict(self._passes.state())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iteration goes on from `state`; raises `ConfigError` where it is not of this reader."""
-        mine = {"format": _STATE_FORMAT, **self._identity()}
-        theirs = {name: state.get(name) for name in mine}
-        if mine != theirs:
-            raise ConfigError(f"reader state of {theirs} cannot be loaded by a reader of {mine}")
-        self._loaded = state
-
-    def _identity(self) -> dict[str, Any]:
-        """What a state must agree with: its stream and the order of it."""
-        shuffle = None if self._shuffle is None else [self._shuffle.seed, self._shuffle.window]
-        return {
-            "run_id": self._facts.run_id,
-            "trainer": self._trainer,
-            "part": [self._part.index, self._part.count],
-            "shuffle": shuffle,
-        }
-
-    def _steps(self, settings: StepSettings, timeout_s: float) -> Iterator[Step]:
-        position = self._position_for(settings)
-        files = None
-        if self._trainer is not None and self._following is not None:
-            trainer = self._trainer
-
-            def files(branch: str) -> PlanFiles:
-                return PlanFiles(self._paths, trainer, branch)
-
-        stepping = Stepping(
-            rank=self._rank,
-            settings=settings,
-            files=files,
-            new_session=lambda state: self._resume(frozenset(), state, max_tokens=settings.max_tokens),
-            store=self._store,
-            stop=self._following.stop if self._following is not None else lambda: False,
-            timeout_s=timeout_s,
-            sign=self._presence.sign if self._presence is not None else lambda: None,
-        )
-        return self._alive(stepping.steps(position))
-
-    def _position_for(self, settings: StepSettings) -> Position:
-        """Where the next step follows: in the branch of the state, or in a new one under other settings."""
-        state = self._loaded if self._loaded is not None else self.state_dict()
-        how = {
-            **settings.to_json(),
-            "min_usable": self._rule.min_usable,
-            "partial": self._rule.partial,
-            "max_lag": self._max_lag,
-            "selection": self._selection.to_json(),
-        }
-        number, session = int(state.get("step", 0)), state["session"]
-        if self._following is None and self._loaded is None:
-            number, session, state = 0, self._new_session(frozenset(), self._rule).state(), {}
-        known = state.get("settings") == how
-        branch = state["branch"] if known else branch_name(how, number, session)
-        counts = StepCounts(**state.get("counts", {}))
-        self._loaded = None
-        self._position = Position(branch, how, number, session, counts)
-        self._store.counts = ReadCounts()
-        return self._position
-
-    def _alive(self, items: Iterator[T]) -> Iterator[T]:
-        """The same items; a named follower beats on the way."""
-        return items if self._presence is None else map(self._beat_after, items)
-
-    def _beat_after(self, item: T) -> T:
-        self._beat()
-        return item
-
-    def _beat(self) -> None:
-        """Says that the follower lives and how far it has come, where it has a name and this is rank 0."""
-        if self._presence is not None and self._rank == 0:
-            position = self._position
-            self._presence.beat(self._session.state if position is None else lambda: position.session)
-
-    def _begin(
-        self, columns: frozenset[Column], rule: GroupRule, *, grouped: bool = True, max_tokens: int = 1
-    ) -> Session:
-        """A new pass: from the loaded state, else, when following, from where the last pass stopped."""
-        state = self._loaded
-        if state is None and self._following is not None:
-            state = self.state_dict()
-        self._loaded = self._position = None
-        self._store.counts = ReadCounts()
-        session = self._new_session(columns, rule, grouped=grouped, max_tokens=max_tokens)
-        if state is not None:
-            session.load(state["session"])
-        self._session = session
-        return session
-
-    def _resume(self, columns: frozenset[Column], state: Mapping[str, Any], *, max_tokens: int) -> Session:
-        session = self._new_session(columns, self._rule, max_tokens=max_tokens)
-        session.load(state)
-        self._session = session
-        return session
-
-    def _new_session(
-        self, columns: frozenset[Column], rule: GroupRule, *, grouped: bool = True, max_tokens: int = 1
-    ) -> Session:
-        following = self._following
-        if following is not None and self._presence is not None:
-            following = replace(following, looked=self._beat)
-        return Session(
-            self._store,
-            self._facts,
-            self._selection,
-            columns=columns,
-            following=following,
-            rule=rule,
-            freshness=self._freshness,
-            grouped=grouped,
-            part=self._part,
-            shuffle=self._shuffle,
-            max_tokens=max_tokens,
-        )
+        self._passes.load(state)

@@ -17,10 +17,8 @@ from hpcroll.shards.reading.freshness import Freshness
 from hpcroll.shards.reading.groups import Fate, Group, GroupAssembly, GroupRule, Held, ReadyGroup, is_usable
 from hpcroll.shards.reading.rows import Row, RowPacker, load_row, rows_from_json, rows_of, rows_to_json
 from hpcroll.shards.reading.selection import Selection
-from hpcroll.shards.reading.shuffle import Part, Shuffle, ShuffleWindow
+from hpcroll.shards.reading.shuffle import EVERYTHING, Part, Shuffle, ShuffleWindow
 from hpcroll.shards.reading.store import Store
-
-EVERYTHING = Part()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,9 @@ class Part:
         return self.count == 1 or xxhash.xxh3_64_intdigest(group_id.encode()) % self.count == self.index
 
 
+EVERYTHING = Part()
+
+
 @dataclass(frozen=True, slots=True)
 class Shuffle:
     """`window`: how many groups (rollouts, where a reader delivers single ones) wait to be drawn from."""

@@ -46,11 +46,12 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Stepping:
-    """One rank's way through the steps. `files` is None where nothing is written: a single anonymous rank."""
+    """One rank's way through the steps. `files` gives the plans of a branch, None where nothing is
+    written: a single rank without a name."""
 
     rank: int
     settings: StepSettings
-    files: Callable[[str], PlanFiles] | None
+    files: Callable[[str], PlanFiles | None]
     new_session: Callable[[Mapping[str, Any]], Session]
     store: Store
     stop: Callable[[], bool]
@@ -70,7 +71,8 @@ class Stepping:
             elif self.rank == 0:
                 planner = planner or self._planner(position)
                 mine = planner.plan(number)
-                plan = mine if self.files is None else self.files(position.branch).publish(mine)
+                files = self.files(position.branch)
+                plan = mine if files is None else files.publish(mine)
                 if plan is not mine:
                     planner = None
             else:
@@ -91,7 +93,8 @@ class Stepping:
             # It was stopped there before, and goes on now.
 
     def _published(self, position: Position, number: int) -> Plan | None:
-        return None if self.files is None else self.files(position.branch).read(number)
+        files = self.files(position.branch)
+        return None if files is None else files.read(number)
 
     def _planner(self, position: Position) -> Planner:
         session = self.new_session(position.session)
@@ -99,8 +102,8 @@ class Stepping:
 
     def _awaited(self, position: Position, number: int) -> Plan:
         """The plan that rank 0 will publish."""
-        assert self.files is not None
         files, wait = self.files(position.branch), Patience(self.timeout_s, self.sign)
+        assert files is not None, "several ranks have a name"
         while (plan := files.read(number)) is None:
             if not wait.wait():
                 raise ShardError(
