@@ -20,6 +20,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import xxhash
 
@@ -65,8 +66,7 @@ class Encoding(IntEnum):
     """Log-probabilities of the sampled tokens alone, as float16; those of the others are NaN."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockFrame:
+class BlockFrame(NamedTuple):
     """Where a frame lies within its block, and what its bytes hash to."""
 
     kind: int
@@ -126,8 +126,7 @@ def parse_block_header(data: bytes | memoryview) -> BlockHeader | None:
             f"a block has pack format {magic[7]}, this hpcroll reads {MAJOR}; use the hpcroll that wrote it"
         )
     frames, start = [], end + _CHECKSUM.size
-    for position in range(_FIXED.size, end, _FRAME.size):
-        kind, encoding, stored, raw, frame_digest = _FRAME.unpack_from(data, position)
+    for kind, encoding, stored, raw, frame_digest in _FRAME.iter_unpack(data[_FIXED.size : end]):
         frames.append(BlockFrame(kind, encoding, start, stored, raw, frame_digest))
         start += stored
     return BlockHeader(rows, tokens, tuple(frames), end + _CHECKSUM.size, end + _CHECKSUM.size + body)

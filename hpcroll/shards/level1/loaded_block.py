@@ -20,6 +20,7 @@ from hpcroll.shards.format.place import Place
 from hpcroll.shards.level1.block import BlockFrame, BlockHeader, BlockKind, Encoding, open_block_frame
 from hpcroll.shards.level1.block_writer import ABSENT, REST_COUNT, REST_ENTRY
 from hpcroll.shards.level1.buffers import decompress_into, take_buffer
+from hpcroll.shards.level1.row_views import RowViews
 from hpcroll.shards.level1.rows import RowColumns
 
 if TYPE_CHECKING:
@@ -38,13 +39,14 @@ class LoadedBlock:
         header: BlockHeader,
         stored: Mapping[int, memoryview],
         rows: RowColumns,
+        views: RowViews,
         first_row: int,
         where: str,
     ) -> None:
         """`stored`: checked frames by kind. `first_row`: of the block, in `rows`."""
         self._header = header
         self._stored = stored
-        self._rows = rows
+        self._views = views
         self._where = where
         self._first_row = first_row
         self._segments: list[int] = rows.first_segment[first_row : first_row + header.rows + 1].tolist()
@@ -72,13 +74,13 @@ class LoadedBlock:
     def identity(self, row: int) -> tuple[Place, RolloutRef, int]:
         """Place, rollout and attempt of row `row` of the pack."""
         if self._identities is None:
-            self._identities = self._rows.identities(self._first_row, self._first_row + self._header.rows)
+            self._identities = self._views.identities(self._first_row, self._first_row + self._header.rows)
         return self._identities[row - self._first_row]
 
     def summary(self, row: int) -> Summary:
         """The summary of row `row` of the pack."""
         if self._summaries is None:
-            self._summaries = self._rows.summaries(self._first_row, self._first_row + self._header.rows)
+            self._summaries = self._views.summaries(self._first_row, self._first_row + self._header.rows)
         return self._summaries[row - self._first_row]
 
     def tokens(self, row: int) -> tuple[SegmentTokens, ...]:
@@ -213,11 +215,10 @@ def _float16_values() -> Floats:
 class PackedSource:
     """The columns of one packed row."""
 
-    __slots__ = ("_block", "_row", "_rows")
+    __slots__ = ("_block", "_row")
 
-    def __init__(self, block: LoadedBlock, rows: RowColumns, row: int) -> None:
+    def __init__(self, block: LoadedBlock, row: int) -> None:
         self._block = block
-        self._rows = rows
         self._row = row
 
     def summary(self) -> Summary:
@@ -240,5 +241,7 @@ class PackedSource:
     def _require(self, kind: int) -> bytes:
         raw = self._block.ragged(kind, self._row)
         if raw is None:
-            raise ShardCorruptError(f"rollout {self._rows.ref(self._row)}: its row has no frame {kind}")
+            raise ShardCorruptError(
+                f"rollout {self._block.identity(self._row)[1]}: its row has no frame {kind}"
+            )
         return raw

@@ -34,6 +34,7 @@ from hpcroll.shards.level1.pack_index import (
     decode_index,
     parse_trailer,
 )
+from hpcroll.shards.level1.row_views import RowViews
 from hpcroll.shards.level1.rows import RowColumns
 
 _KINDS: dict[Column, tuple[int, ...]] = {
@@ -68,6 +69,7 @@ class OpenPack:
             raise
         self.rows: RowColumns = self._index.rows
         """The index: a numpy array per column, one entry per row."""
+        self._views = RowViews(self.rows)
         self._first_rows: list[int] = self._index.first_row.tolist()
         self._loaded: tuple[int, frozenset[Column], LoadedBlock] | None = None
 
@@ -90,10 +92,10 @@ class OpenPack:
 
     def place(self, row: int) -> Place:
         """The level-0 entry that the row came from, which names it on both levels."""
-        return self.rows.place(row)
+        return self._views.identities(row, row + 1)[0][0]
 
     def ref(self, row: int) -> RolloutRef:
-        return self.rows.ref(row)
+        return self._views.identities(row, row + 1)[0][1]
 
     def read(self, row: int, columns: Collection[Column]) -> StoredTrajectory:
         """The row's trajectory with `columns`, whose bytes are checked now.
@@ -105,7 +107,7 @@ class OpenPack:
         chosen = columns if isinstance(columns, frozenset) else frozenset(columns)
         block = self.load(self.block_of(row), chosen)
         place, ref, attempt = block.identity(row)
-        return StoredTrajectory(place, ref, attempt, chosen, PackedSource(block, self.rows, row))
+        return StoredTrajectory(place, ref, attempt, chosen, PackedSource(block, row))
 
     def block_of(self, row: int) -> int:
         """The number of the block that holds `row`."""
@@ -211,7 +213,7 @@ class OpenPack:
                 part = data[frame.start : frame.end]
                 check_frame(frame, part, where)
                 stored[frame.kind] = part
-        return LoadedBlock(header, stored, self.rows, self._first_rows[number], where)
+        return LoadedBlock(header, stored, self.rows, self._views, self._first_rows[number], where)
 
     def _header(self, data: memoryview, number: int, where: str) -> BlockHeader:
         header = parse_block_header(data)

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from math import isnan
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcroll.contract import RolloutRef
 from hpcroll.shards.format.codec import Summary
 from hpcroll.shards.format.frames import Header
-from hpcroll.shards.format.place import Place, ShardName
+from hpcroll.shards.format.place import Place
 from hpcroll.shards.level1.table import Columns, StringCollector, StringTable
 
-_TRAINABLE, _REWARD_VALID, _HAS_REWARD = 1, 2, 4
+TRAINABLE, REWARD_VALID, HAS_REWARD = 1, 2, 4
 
 _ROW_DTYPES: dict[str, Any] = {
     "segment": np.uint64,
@@ -50,22 +47,7 @@ _SEGMENT_DTYPES: dict[str, Any] = {
     "trained": np.int64,
     "sampled": np.int64,
 }
-_SUMMARY_COLUMNS = (
-    "incarnation",
-    "group",
-    "group_size",
-    "sample_index",
-    "task",
-    "status",
-    "flags",
-    "reward",
-    "rollout_weight",
-    "policy_name",
-    "lineage",
-    "stop_reason",
-    "run_s",
-)
-_NOT_SAID = -1
+NOT_SAID = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,100 +110,20 @@ class RowColumns:
 
     @property
     def trainable(self) -> NDArray[np.bool_]:
-        found: NDArray[np.bool_] = (self.flags & _TRAINABLE) != 0
+        found: NDArray[np.bool_] = (self.flags & TRAINABLE) != 0
         return found
 
     @property
     def reward_valid(self) -> NDArray[np.bool_]:
-        found: NDArray[np.bool_] = (self.flags & _REWARD_VALID) != 0
+        found: NDArray[np.bool_] = (self.flags & REWARD_VALID) != 0
         return found
 
     @property
     def usable(self) -> NDArray[np.bool_]:
         """Trainable, with a valid reward."""
-        both = _TRAINABLE | _REWARD_VALID
+        both = TRAINABLE | REWARD_VALID
         found: NDArray[np.bool_] = (self.flags & both) == both
         return found
-
-    def ref(self, row: int) -> RolloutRef:
-        return RolloutRef(f"{int(self.segment[row]):016x}", int(self.ordinal[row]))
-
-    def place(self, row: int) -> Place:
-        """The level-0 entry that the row came from."""
-        name = ShardName(self.strings[self.incarnation[row]], int(self.shard_index[row]))
-        return Place(name, int(self.offset[row]))
-
-    def group_id(self, row: int) -> str:
-        text: str = self.strings[self.group[row]]
-        return text
-
-    def summary(self, row: int) -> Summary:
-        """The summary as the level-0 record had it."""
-        return self.summaries(row, row + 1)[0]
-
-    def summaries(self, first: int, last: int) -> list[Summary]:
-        """Those of rows [first, last); much cheaper than one by one."""
-        start, ends = int(self.first_segment[first]), self.first_segment[first + 1 : last + 1].tolist()
-        own = slice(start, ends[-1])
-        text = self.strings
-        segments = zip(
-            *(_cut(getattr(self, name)[own].tolist(), start, ends) for name in _SEGMENT_DTYPES), strict=True
-        )
-        rows = zip(*(getattr(self, name)[first:last].tolist() for name in _SUMMARY_COLUMNS), strict=True)
-        return [
-            Summary(
-                text[incarnation],
-                text[group],
-                group_size,
-                sample_index,
-                text[task],
-                text[status],
-                flags & _TRAINABLE != 0,
-                reward if flags & _HAS_REWARD else None,
-                flags & _REWARD_VALID != 0,
-                weight,
-                text[policy_name],
-                text[lineage],
-                lengths,
-                weights,
-                version_low,
-                version_high,
-                () if _NOT_SAID in trained else trained,
-                () if _NOT_SAID in sampled else sampled,
-                text[stop_reason],
-                None if isnan(run_s) else run_s,
-            )
-            for (
-                incarnation,
-                group,
-                group_size,
-                sample_index,
-                task,
-                status,
-                flags,
-                reward,
-                weight,
-                policy_name,
-                lineage,
-                stop_reason,
-                run_s,
-            ), (lengths, weights, version_low, version_high, trained, sampled) in zip(
-                rows, segments, strict=True
-            )
-        ]
-
-    def identities(self, first: int, last: int) -> list[tuple[Place, RolloutRef, int]]:
-        """Place, rollout and attempt of rows [first, last)."""
-        names = ("incarnation", "shard_index", "offset", "segment", "ordinal", "attempt")
-        columns = [getattr(self, name)[first:last].tolist() for name in names]
-        shards = {
-            (incarnation, index): ShardName(self.strings[incarnation], index)
-            for incarnation, index in zip(columns[0], columns[1], strict=True)
-        }
-        return [
-            (Place(shards[incarnation, index], offset), RolloutRef(f"{segment:016x}", ordinal), attempt)
-            for incarnation, index, offset, segment, ordinal, attempt in zip(*columns, strict=True)
-        ]
 
 
 @dataclass(slots=True)
@@ -250,9 +152,9 @@ class RowCollector:
             task=number(summary.task_id),
             status=number(summary.status),
             stop_reason=number(summary.stop_reason),
-            flags=summary.trainable * _TRAINABLE
-            + summary.reward_valid * _REWARD_VALID
-            + has_reward * _HAS_REWARD,
+            flags=summary.trainable * TRAINABLE
+            + summary.reward_valid * REWARD_VALID
+            + has_reward * HAS_REWARD,
             reward=summary.reward if has_reward else np.nan,
             rollout_weight=summary.rollout_weight,
             run_s=summary.run_s if summary.run_s is not None else np.nan,
@@ -281,8 +183,8 @@ def _segment_values(summary: Summary) -> dict[str, Sequence[float]]:
         "weights": summary.weights,
         "version_low": summary.version_low,
         "version_high": summary.version_high,
-        "trained": summary.trained or [_NOT_SAID] * len(summary.lengths),
-        "sampled": summary.sampled or [_NOT_SAID] * len(summary.lengths),
+        "trained": summary.trained or [NOT_SAID] * len(summary.lengths),
+        "sampled": summary.sampled or [NOT_SAID] * len(summary.lengths),
     }
 
 
@@ -304,9 +206,3 @@ def join_rows(tables: Sequence[Columns]) -> dict[str, NDArray[Any]]:
 
 
 _TEXT_COLUMNS = frozenset({"incarnation", "group", "task", "status", "stop_reason", "policy_name", "lineage"})
-
-
-def _cut(values: list[Any], start: int, ends: Sequence[int]) -> list[tuple[Any, ...]]:
-    """`values`, of the segments from number `start`, by row; `ends` say where each row's end."""
-    bounds = pairwise([0, *(end - start for end in ends)])
-    return [tuple(values[begin:end]) for begin, end in bounds]
