@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcroll.errors import ShardCorruptError
+from hpcroll.shards.format.place import Place
 from hpcroll.shards.format.stored import Column, StoredTrajectory
 from hpcroll.shards.level1.chain import Manifest
 from hpcroll.shards.level1.pack_file import OpenPack
 from hpcroll.shards.reading.cursor import Cursor
 from hpcroll.shards.reading.shuffle import Part
-from hpcroll.shards.reading.store import Store
+from hpcroll.shards.reading.store import GONE, Store
 
 
 class PackWalk:
@@ -52,13 +53,22 @@ class PackWalk:
             try:
                 stored = pack.read(row, self._columns)
             except ShardCorruptError:
-                stored_elsewhere = self._store.on_level0(pack.place(row), self._columns)
-                if stored_elsewhere is None:
+                elsewhere = self._on_level0(pack.place(row))
+                if elsewhere is None:
                     self._count_lost(pack.block_of(row), lost)
                     continue
-                stored = stored_elsewhere
+                stored = elsewhere
             self._store.counts.delivered += 1
             yield stored
+
+    def _on_level0(self, place: Place) -> StoredTrajectory | None:
+        """The record that a damaged row came from, where retention has left it."""
+        try:
+            return self._store.on_level0(place, self._columns)
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
+            return None
 
     def _unread(self, manifest: Manifest, pack: OpenPack) -> list[int]:
         found: list[NDArray[np.int64]] = []

@@ -127,9 +127,7 @@ class Stepping:
 
     def load(self, rows: Sequence[Row]) -> Batch:
         """The batch of `rows`; waits for records that this rank's mount does not show yet."""
-        stored = {}
-        for place in sorted({row.place for row in rows}, key=lambda p: (p.shard, p.offset)):
-            stored[place] = self.store.read_soon(place, _TOKENS, self.timeout_s)
+        stored = self.store.read_all({row.place for row in rows}, _TOKENS, self.timeout_s)
         return batch_of([load_row(row, stored[row.place]) for row in rows])
 
 

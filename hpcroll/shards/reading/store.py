@@ -81,27 +81,36 @@ class Store:
             )
         return stored
 
-    def read_soon(self, place: Place, columns: Collection[Column], patience_s: float) -> StoredTrajectory:
-        """The record at `place`, which another node has seen; waits until it can be seen from here."""
+    def read_all(
+        self, places: Collection[Place], columns: frozenset[Column], patience_s: float
+    ) -> dict[Place, StoredTrajectory]:
+        """The records at `places`, which another node has seen; waits until they can be seen from here.
+
+        Packed ones are read block by block. Raises like `read` after `patience_s` seconds.
+        """
+        found: dict[Place, StoredTrajectory] = {}
         patience = Patience(patience_s)
-        while (stored := self.find(place, frozenset(columns))) is None:
+        while True:
+            packed: dict[tuple[int, int], Place] = {}
+            for place in sorted(set(places) - found.keys(), key=lambda p: (p.shard, p.offset)):
+                if (stored := self._still_on_level0(place, columns)) is not None:
+                    found[place] = stored
+                elif (row := self._row(place)) is not None:
+                    packed[row] = place
+            for (generation, number), place in sorted(packed.items()):
+                found[place] = self.pack(generation).read(number, columns)
+            missing = set(places) - found.keys()
+            if not missing:
+                return found
             if not patience.wait():
-                break
-        return stored or self.read(place, columns)
+                self.read(min(missing, key=str), columns)
 
     def find(self, place: Place, columns: frozenset[Column]) -> StoredTrajectory | None:
         """The record at `place`; None where its bytes are not there, or not as written."""
-        if place.shard not in self._gone:
-            try:
-                if (stored := self._on_level0(place, columns)) is not None:
-                    return stored
-            except OSError as error:
-                if error.errno not in GONE:
-                    raise
-                self.refresh()
-                if self.chain.holds(place):
-                    self._gone.add(place.shard)
-        return self._in_a_pack(place, columns)
+        stored = self._still_on_level0(place, columns)
+        if stored is None and (row := self._row(place)) is not None:
+            stored = self.pack(row[0]).read(row[1], columns)
+        return stored
 
     def packed_rollout(
         self, ref: RolloutRef, owner: str, columns: frozenset[Column]
@@ -129,15 +138,8 @@ class Store:
         return self._by_owner.get(incarnation, [])
 
     def on_level0(self, place: Place, columns: frozenset[Column]) -> StoredTrajectory | None:
-        """The record at `place` of its shard; None where that is gone, or not as written."""
-        try:
-            return self._on_level0(place, columns)
-        except OSError as error:
-            if error.errno not in GONE:
-                raise
-            return None
-
-    def _on_level0(self, place: Place, columns: frozenset[Column]) -> StoredTrajectory | None:
+        """The record at `place` of its shard; None where that is not as written. Raises `OSError` where the
+        shard is gone."""
         self.counts.opens += 1
         with OpenShard(self.paths, place.shard) as shard:
             header = shard.header_at(place.offset)
@@ -146,14 +148,28 @@ class Store:
             return None
         return stored_record(place, header, columns, data)
 
-    def _in_a_pack(self, place: Place, columns: frozenset[Column]) -> StoredTrajectory | None:
+    def _still_on_level0(self, place: Place, columns: frozenset[Column]) -> StoredTrajectory | None:
+        """The same; None also where the shard is gone, which is remembered once packs hold the record."""
+        if place.shard in self._gone:
+            return None
+        try:
+            return self.on_level0(place, columns)
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
+        self.refresh()
+        if self.chain.holds(place):
+            self._gone.add(place.shard)
+        return None
+
+    def _row(self, place: Place) -> tuple[int, int] | None:
+        """The pack and the row that hold the entry at `place`; None where none is known to."""
         for manifest in self.chain:
             moved = manifest.inputs.get(place.shard)
-            if moved is None or place.offset >= moved.end or place.offset in moved.left:
-                continue
-            pack = self.pack(manifest.generation)
-            row = pack.row_of(place)
-            return None if row is None else pack.read(row, columns)
+            if moved is not None and place.offset < moved.end and place.offset not in moved.left:
+                # The first pack that does not leave it behind holds it, or nobody ever will.
+                row = self.pack(manifest.generation).row_of(place)
+                return None if row is None else (manifest.generation, row)
         return None
 
 
