@@ -2,8 +2,9 @@
 
     python -m tests.benchmarks.shards_commits RAW FOLDER
 
-Threads hand in trajectories as rollouts end in a worker; one committer appends what came in within its
-window, syncs, links `done` and marks, as the worker's does. A process follows the run as a trainer does.
+Threads encode trajectories and hand them in as rollouts end in a worker; one committer appends what came in
+within its window, syncs, links `done` and marks, as the worker's does. A process follows the run as a trainer
+does.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from hpcroll.config import ShardConfig
 from hpcroll.contract import Trajectory
 from hpcroll.fs.atomic import fsync_directory
 from hpcroll.shards import open_run
+from hpcroll.shards.level0.writer import PreparedRecord
 from tests.benchmarks.shards_ours import BenchRun, trajectory_of
 from tests.benchmarks.shards_rawset import RawSet
 
@@ -37,7 +39,8 @@ _PAUSE_S = 0.3
 
 @dataclass(eq=False)
 class _HandedIn:
-    trajectory: Trajectory
+    record: PreparedRecord
+    rollout_id: str
     at_s: float
     done: threading.Event = field(default_factory=threading.Event)
     durable_s: float = 0.0
@@ -59,7 +62,9 @@ class _Committer:
         self._thread.start()
 
     def commit(self, trajectory: Trajectory) -> None:
-        item = _HandedIn(trajectory, time.monotonic())
+        at_s = time.monotonic()
+        record = self._writer.prepare(trajectory)
+        item = _HandedIn(record, trajectory.record.rollout_id, at_s)
         with self._news:
             self._waiting.append(item)
             self.items.append(item)
@@ -86,7 +91,7 @@ class _Committer:
             self._commit(group)
 
     def _commit(self, group: Sequence[_HandedIn]) -> None:
-        addresses = [self._writer.append(item.trajectory) for item in group]
+        addresses = [self._writer.append(item.record) for item in group]
         self._writer.sync()
         durable_s = time.monotonic()
         for address in addresses:
@@ -128,7 +133,7 @@ def measure(raw: Path, folder: Path) -> dict[str, Any]:
     if len(seen_s) != len(committer.items):
         raise SystemExit(f"the follower has {len(seen_s)} of {len(committer.items)} rollouts")
     items = committer.items
-    visible_s = [seen_s[item.trajectory.record.rollout_id] - item.committed_s for item in items]
+    visible_s = [seen_s[item.rollout_id] - item.committed_s for item in items]
     return {
         "commits": len(items),
         "durable_ms": _percentiles_ms([item.durable_s - item.at_s for item in items]),
