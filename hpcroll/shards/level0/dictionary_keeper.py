@@ -126,11 +126,13 @@ class DictionaryKeeper:
     def _look(self) -> None:
         """Takes the run's dictionaries where there are any."""
         first, copy = (self._paths.dictionary_file(_GENERATION, copy=copy) for copy in (False, True))
+        # Only the first name is looked for in vain: a client may remember its absence for a minute, but
+        # a reader on this node then finds the second, which is there before any record needs it.
         data = read_fresh(first)
         if data is None:
             return
         parse_dictionaries(data, first)
-        publish(copy, data)  # whoever published the first may have died before the second
+        publish(copy, data)  # whoever published the first may have died before this
         self._current = dictionaries_of(self._paths).newest()
         self._settled = True
 
