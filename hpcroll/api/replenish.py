@@ -58,14 +58,14 @@ class Pool:
     A context manager: within it, a thread calls `tend` every second.
     """
 
-    def __init__(
-        self, spool: Spool, policy: PolicyRegistry, tasks: Sequence[Task], settings: PoolSettings
-    ) -> None:
+    def __init__(self, spool: Spool, tasks: Sequence[Task], settings: PoolSettings) -> None:
         """`tasks` are checked, as they are submitted. Fills the pool, or goes on where it was left."""
         if not tasks:
             raise ConfigError(f"pool {settings.key!r} has no tasks")
         self._spool = spool
-        self._policy = policy
+        # Its own, since the trainer's is for the trainer's thread.
+        self._policy = PolicyRegistry(spool.paths, name=spool.config.model.name)
+        self._told = (0, 0)
         self._order = TaskOrder(tasks, settings)
         self._settings = settings
         self._content = self._order.digest()
@@ -131,15 +131,15 @@ class Pool:
         )
         with self._lock:
             line = self._find(moment) or self._advance(moment)
-        assert line is not None, "a step has a line"
-        counts = step.counts
-        self._policy.settle(counts.settled, dropped=counts.settled - counts.delivered)
-        return line
+            assert line is not None, "a step has a line"
+            self._settle(step.counts)
+            return line
 
     def tend(self) -> PoolLine | None:
         """Replaces groups that no step will use, and cancels members that none will look at.
 
-        As the pool itself sees it, by the rule that it was given for the trainer's reader. Returns the
+        The window is told of those groups at once, so that it does not keep their places from what replaces
+        them. As the pool itself sees it, by the rule that it was given for the trainer's reader. Returns the
         line of the ledger that it wrote; None where nothing was to be done.
         """
         with self._lock:
@@ -152,7 +152,19 @@ class Pool:
                 stale=fates.stale,
                 incomplete=fates.incomplete,
             )
-            return None if latest.last else self._advance(_Moment(latest.step, counts, between=True))
+            if latest.last:
+                return None
+            line = self._advance(_Moment(latest.step, counts, between=True))
+            self._settle(counts)
+            return line
+
+    def _settle(self, counts: StepCounts) -> None:
+        """Tells the window what the trainer, or the pool on its behalf, is through with."""
+        dropped = max(counts.settled - counts.delivered, self._watch.dropped)
+        told = (counts.delivered + dropped, dropped)
+        if told != self._told:
+            self._policy.settle(told[0], dropped=told[1])
+            self._told = told
 
     def _keep_tending(self) -> None:
         while not self._stop.wait(_TEND_S):

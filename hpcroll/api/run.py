@@ -186,7 +186,7 @@ class Run:
         provider = check_config(self.config)
         resolved = read_and_check(tasks, self.config)
         check_images(provider, resolved)
-        return Pool(self._spool, self.policy, resolved, settings)
+        return Pool(self._spool, resolved, settings)
 
     def submission(self, key: str) -> Segment:
         """The submission with `key`; raises `ConfigError` where there is none."""
