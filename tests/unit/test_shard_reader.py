@@ -8,7 +8,7 @@ import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -428,3 +428,44 @@ def test_stored_trajectory_is_what_get_returns(run: ShardRun) -> None:
     with run.writer("w0") as writer:
         run.commit(writer, "w0", [0])
     assert isinstance(open_run(run.paths.root).get(f"{SEGMENT}/0"), StoredTrajectory)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_batch_holds_the_same_tokens_in_rows(run: ShardRun, side: Literal["left", "right"]) -> None:
+    with run.writer("w0") as writer:
+        run.commit(writer, "w0", range(8))
+    for batch in open_run(run.paths.root).packed(3000):
+        padded = batch.padded(side=side, pad_id=9, multiple_of=64)
+        lengths = np.diff(batch.cu_seqlens)
+        width = padded.ids.shape[1]
+        assert padded.ids.shape == (len(batch), width)
+        assert width % 64 == 0
+        assert 0 <= width - lengths.max() < 64
+        for s, length in enumerate(lengths):
+            own = slice(batch.cu_seqlens[s], batch.cu_seqlens[s + 1])
+            real = slice(0, length) if side == "right" else slice(width - length, width)
+            for name in ("ids", "logprobs", "loss_mask", "position_ids"):
+                row = getattr(padded, name)[s]
+                np.testing.assert_array_equal(row[real], getattr(batch, name)[own])
+                padding = np.delete(row, np.r_[real])
+                assert (padding == (9 if name == "ids" else 0)).all()
+            assert padded.attention_mask[s].sum() == length
+            assert padded.attention_mask[s][real].all()
+            np.testing.assert_array_equal(batch.position_ids[own], np.arange(length))
+            assert (batch.segment_of_token[own] == s).all()
+        assert batch.max_seqlen == lengths.max()
+
+
+def test_filters_choose_by_policy_and_versions(run: ShardRun) -> None:
+    with run.writer("w0") as writer:
+        run.commit(writer, "w0", range(12))
+    root = run.paths.root
+    summaries = {item.ref.ordinal: item.summary for item in open_run(root)}
+    assert any(summary.oldest_version == 1 for summary in summaries.values())
+    assert ordinals(open_run(root, policy="other")) == []
+    assert ordinals(open_run(root, policy=["other", "policy"])) == list(summaries)
+    old = [n for n, summary in summaries.items() if max(summary.version_high) <= 0]
+    assert ordinals(open_run(root, max_version=0)) == old
+    new = [n for n, summary in summaries.items() if (summary.oldest_version or 0) >= 1]
+    assert ordinals(open_run(root, min_version=1)) == new
+    assert 0 < len(old) < 12
