@@ -21,10 +21,11 @@ from hpcroll.config import ShardConfig
 from hpcroll.contract import StageTiming, Status, StopReason, Task, Timing, Verdict
 from hpcroll.errors import ConfigError
 from hpcroll.fs import list_names
+from hpcroll.policy import WindowWatch
 from hpcroll.shards import RunReader, ShardWriter, Step, StepCounts, StepVersions, open_run
-from hpcroll.spool import Claim, Spool
+from hpcroll.spool import Claim, Claims, Spool
 from hpcroll.testing.trajectories import random_trajectory
-from tests.spools import start_worker, wait_until
+from tests.spools import start_worker, unknown_job, wait_until
 
 SAMPLES = 4
 FLAT = {"t1", "t4"}
@@ -54,6 +55,10 @@ class Fleet:
         self._flat = flat
         self._spool = Spool.open(run.path)
         self._worker = start_worker(self._spool)
+        watch = WindowWatch(self._spool.paths, run.config.model.name)
+        self._worker.claims = Claims(
+            self._spool, self._worker.incarnation, job_ended=unknown_job, limit=watch.limit
+        )
         self._slow = slow
         self._waiting: list[Claim] = []
         self._writer = ShardWriter(self._spool.paths, self._worker.id, ShardConfig())
