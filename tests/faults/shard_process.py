@@ -7,8 +7,9 @@
     plans RUN OUTPUT EVERY | groups RUN OUTPUT EVERY
                                               a follower: named, with plans; or anonymous
 
-Writers stop at the number in the file `logs/until`, once it is there. A follower appends a line of JSON after
-every EVERY groups, {"groups": [...], "state": ..., "figures": ...}, and goes on after its last whole line.
+Writers pause once the file `logs/pause` is there, and end at the number in `logs/until`. A follower appends a
+line of JSON after every EVERY groups, {"groups": [...], "state": ..., "figures": ...}, and goes on after its
+last whole line.
 """
 
 from __future__ import annotations
@@ -56,11 +57,17 @@ def record_of(ordinal: int, incarnation: str, like: list[Trajectory]) -> Traject
 
 
 def write(run: ShardRun, incarnation: str, number: int, of: int, rate: float) -> None:
-    like, until, made = templates(), run.paths.logs / "until", set()
+    like, made = templates(), set()
+    pause, until = run.paths.logs / "pause", run.paths.logs / "until"
     with run.writer(incarnation) as writer:
         writer._most_bytes = SHARD_BYTES
         ordinal, begun = number, time.monotonic()
         while not until.exists() or ordinal < int(until.read_text()):
+            if pause.exists() and not until.exists():
+                print("paused", flush=True)
+                while not until.exists():
+                    time.sleep(0.02)
+                continue
             done = run.paths.done_link(run.leg, ref(ordinal))
             directory = done.parent
             if directory not in made:

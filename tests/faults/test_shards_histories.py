@@ -36,7 +36,7 @@ GROUPS = 5
 GROUP_SIZE = 2
 SHARD_BYTES = 8_000
 """A few records."""
-EXAMPLES = int(os.environ.get("HPCROLL_HISTORIES", "25"))
+EXAMPLES = int(os.environ.get("HPCROLL_HISTORIES", "60"))
 
 
 def record_of(ordinal: int, incarnation: str) -> Trajectory:
@@ -118,8 +118,8 @@ class History(RuleBasedStateMachine):
     dead = Bundle("dead")
     packers = Bundle("packers")
 
-    @initialize()
-    def begin(self) -> None:
+    def __init__(self) -> None:
+        super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="history-"))
         self.run = ShardRun.create(self.root / "run")
         self.alive: dict[str, Worker] = {}
@@ -132,9 +132,24 @@ class History(RuleBasedStateMachine):
         ]
         self.retention = Retention(self.run.paths)
 
+    @initialize(target=workers)
+    def start_first(self) -> str:
+        return self.start_one()
+
+    @initialize(target=workers)
+    def start_second(self) -> str:
+        return self.start_one()
+
+    @initialize(target=packers, float16=st.booleans())
+    def start_first_packer(self, float16: bool) -> Packer:
+        return Packer(self.run.paths, PackOptions(float16=float16))
+
     @rule(target=workers)
     @precondition(lambda self: len(self.alive) < 3)
     def start(self) -> str:
+        return self.start_one()
+
+    def start_one(self) -> str:
         name = f"w{self.count}"
         self.count += 1
         self.alive[name] = Worker(self.run, name)
@@ -198,8 +213,6 @@ class History(RuleBasedStateMachine):
         return {(int(p.name), json.loads(p.read_bytes())["incarnation"]) for p in directory.glob("*")}
 
     def teardown(self) -> None:
-        if not hasattr(self, "run"):
-            return
         try:
             for name, worker in self.alive.items():
                 worker.crash(0.5, zeros=False)

@@ -68,10 +68,15 @@ class Site:
 
     def finish(self) -> None:
         """Has the writers complete the groups they began, closes the run, waits for everybody."""
-        most = 1 + max(self.committed(), default=0)
-        until = -(-most // GROUP_SIZE) * GROUP_SIZE + GROUP_SIZE * self.writers
-        publish(self.run.paths.logs / "until", str(until).encode())
         writers = [name for name in self.names if name in self._incarnations]
+        publish(self.run.paths.logs / "pause", b"")
+        logs = [self.log(name) for name in writers]
+        wait_until(
+            lambda: all("paused" in log.read_text() for log in logs), "writers pause", self.require_alive
+        )
+        most = 1 + max(self.committed(), default=0)
+        until = -(-most // GROUP_SIZE) * GROUP_SIZE
+        publish(self.run.paths.logs / "until", str(until).encode())
         for name in (*writers, "close", "packer", "retention", "plans", "groups"):
             if name == "close":
                 publish(self.run.paths.closed, b"{}")
