@@ -24,6 +24,7 @@ from tests.benchmarks.shards_generator import GROUP_SIZE, trajectories
 from tests.benchmarks.shards_measures import DAMAGED_ROWS, Measured, Measures
 from tests.benchmarks.shards_rawset import RawWriter, save
 from tests.benchmarks.shards_report import (
+    FEWER,
     PEERS,
     describe_sets,
     goals,
@@ -100,7 +101,8 @@ def measure(folder: Path, options: argparse.Namespace, say: Callable[[str], None
         say(line)
     lines = []
     for name in bench.measures:
-        measured = bench.measure(name, (*OURS, *PEERS), options.rounds)
+        peers = [key for key in PEERS if name == _IMAGINED or key not in FEWER]
+        measured = bench.measure(name, (*OURS, *peers), options.rounds)
         commits = bench.measures[name].commits() if name == _IMAGINED else {}
         if commits:
             for what in ("durable", "committed", "visible"):

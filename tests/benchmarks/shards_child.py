@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.benchmarks import shards_arrow as tables
 from tests.benchmarks import shards_formats as plain
 from tests.benchmarks.shards_damage import damage
 from tests.benchmarks.shards_process import peak_memory_mb
@@ -53,13 +54,13 @@ def formats() -> dict[str, Callable[[], Any]]:
         "jsonl": plain.JsonLines,
         "msgpack": plain.MessagePack,
         "sqlite": plain.Sqlite,
-        "arrow": plain.Arrow,
-        "parquet_8": lambda: plain.Parquet(8),
-        "parquet_8_dictionary": lambda: plain.Parquet(8, dictionary=True),
-        "parquet_64": lambda: plain.Parquet(64),
-        "parquet_64_dictionary": lambda: plain.Parquet(64, dictionary=True),
-        "parquet_64_planes": lambda: plain.Parquet(64, split=True),
-        "parquet_64_planes_6": lambda: plain.Parquet(64, split=True, level=6),
+        "arrow": tables.Arrow,
+        "parquet_8": lambda: tables.Parquet(8),
+        "parquet_8_dictionary": lambda: tables.Parquet(8, dictionary=True),
+        "parquet_64": lambda: tables.Parquet(64),
+        "parquet_64_dictionary": lambda: tables.Parquet(64, dictionary=True),
+        "parquet_64_planes": lambda: tables.Parquet(64, split=True),
+        "parquet_64_planes_6": lambda: tables.Parquet(64, split=True, level=6),
         "mds": loaders.Mosaic,
         "webdataset": loaders.WebDataset,
         "litdata_chunk": lambda: loaders.LitData("chunk"),

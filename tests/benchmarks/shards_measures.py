@@ -74,7 +74,9 @@ class Measured:
         mine = self.results[key].read_s[what]
         ratios = []
         for number, seconds in mine.items():
-            theirs = [self.results[other].read_s[what].get(number) for other in others]
+            theirs = [
+                self.results[other].read_s[what].get(number) for other in others if other in self.results
+            ]
             ratios.append(min(each for each in theirs if each is not None) / seconds)
         return statistics.median(ratios)
 
