@@ -1,4 +1,4 @@
-"""Rank 0 is killed at any moment and started again: no group is lost or repeated, and rank 1 never notices."""
+"""Rank 0 is killed at any moment and started again: no group is lost or repeated, rank 1 never notices."""
 
 from __future__ import annotations
 
