@@ -59,11 +59,11 @@ class Loop:
             stack.enter_context(self._server)
             wait_until(lambda: answers(self._url), "the start of the server")
             for run in (self._run, self._held_out):
-                stack.callback(run.close)
+                stack.callback(_end, run)
                 run.launch(workers=1)
             stack.enter_context(self._trainer)
             self._watch()
-            self._run.close()
+            _end(self._run)
             wait_until(lambda: self._run.status().workers_alive == 0, "the end of the workers")
         return self._rows
 
@@ -130,8 +130,10 @@ class Loop:
         """The two runs, created where they are not there; they share one server."""
         if self._layout.held_out.exists():
             return Run.open(self._layout.run), Run.open(self._layout.held_out)
-        config = _config(f"http://127.0.0.1:{_free_port()}")
-        run, held_out = Run.create(self._layout.run, config), Run.create(self._layout.held_out, config)
+        url = f"http://127.0.0.1:{_free_port()}"
+        run = Run.create(self._layout.run, _config(url, seeds="derived"))
+        # Without seeds the server's own count: then versions differ by what they are, not by chance.
+        held_out = Run.create(self._layout.held_out, _config(url, seeds="random"))
         for each in (run, held_out):
             each.policy.publish(0, weights=str(self._layout.weights(0)))
         # Before workers start: they would run ahead of a trainer that is still starting.
@@ -143,14 +145,14 @@ class Loop:
         return run, held_out
 
 
-def _config(url: str) -> dict[str, Any]:
+def _config(url: str, *, seeds: str) -> dict[str, Any]:
     """A run's config: two turns in a sandbox without network, sampled from the model's own distribution."""
     return {
         "model": {
             "endpoints": [url],
             "context_tokens": CONTEXT,
             "sampling": {"max_tokens": 16},
-            "seeds": "derived",
+            "seeds": seeds,
             "call_tries": 20,
         },
         "harness": {"name": "react", "max_turns": 2, "command_timeout_s": 10},
@@ -159,6 +161,12 @@ def _config(url: str) -> dict[str, Any]:
         "lease": {"beat_s": 1, "silence_s": 30},
         "launch": {"launcher": "local", "idle_s": 3600},
     }
+
+
+def _end(run: Run) -> None:
+    """Nothing more is started, and workers leave at once."""
+    run.close()
+    run.drain()
 
 
 def _free_port() -> int:
@@ -171,11 +179,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("root", type=Path)
     parser.add_argument("--steps", type=int, default=Settings().steps)
+    parser.add_argument("--held-out", type=int, default=Settings().held_out_prompts, help="prompts")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--control", action="store_true", help="shuffle the rewards within each group")
     options = parser.parse_args()
     start = time.monotonic()
-    layout, settings = Layout(options.root.absolute()), Settings(steps=options.steps)
+    layout = Layout(options.root.absolute())
+    settings = Settings(steps=options.steps, held_out_prompts=options.held_out)
     loop = Loop(layout, settings, seed=options.seed, control=options.control)
     try:
         rows = loop.run()

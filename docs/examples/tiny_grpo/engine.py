@@ -77,8 +77,13 @@ class Engine:
         self._thread.start()
 
     async def sample(self, prompt: list[int], *, max_tokens: int, seed: int | None) -> Sample:
-        """One reply to `prompt` (both together within the context), at temperature 1."""
-        conversation = _Conversation(prompt, max_tokens, np.random.default_rng(seed), Future())
+        """One reply to `prompt` (both together within the context), at temperature 1.
+
+        Without a seed the prompt itself is the seed: the same weights say the same again.
+        """
+        conversation = _Conversation(
+            prompt, max_tokens, np.random.default_rng(prompt if seed is None else seed), Future()
+        )
         self._waiting.put(conversation)
         return await asyncio.wrap_future(conversation.done)
 

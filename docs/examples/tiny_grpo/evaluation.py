@@ -19,11 +19,9 @@ class HeldOut:
         self._means: dict[int, float] = {}
 
     def submit(self, version: int, weights: Path) -> None:
-        """Has `version` evaluated, on prompts of its own; the same again changes nothing."""
+        """Has `version` evaluated; the same again changes nothing."""
         self._run.policy.publish(version, weights=str(weights))
-        tasks = make_tasks(
-            self._settings.held_out_prompts, held_out=True, seed=self._seed * 1_000_003 + version
-        )
+        tasks = make_tasks(self._settings.held_out_prompts, held_out=True, seed=self._seed)
         self._run.submit(tasks, samples=1, key=_key(version))
         self._submitted.add(version)
 

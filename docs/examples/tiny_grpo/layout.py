@@ -54,8 +54,8 @@ class Settings:
     groups_per_step: int = 12
     samples: int = 8
     """Rollouts of each prompt: a group."""
-    held_out_prompts: int = 24
-    """Prompts of one evaluation, one rollout each; every version is evaluated."""
+    held_out_prompts: int = 32
+    """Prompts that every version is evaluated on, one rollout each."""
     learning_rate: float = 5e-4
     passes: int = 4
     """How often a step goes over its micro-batches; each time each of them is an update."""
