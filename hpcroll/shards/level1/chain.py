@@ -87,7 +87,8 @@ class Manifest:
         """The inverse of `to_json`; raises `ShardCorruptError`, or `SchemaVersionError` for a newer major."""
         try:
             fields = json.loads(data)
-            if fields.pop("xxh3_64") != _checksum(fields):
+            written = canonical_json(fields).encode() + b"\n"
+            if fields.pop("xxh3_64") != _checksum(fields) or written != data:
                 raise ValueError("its checksum does not match")
             version = parse_version(fields["schema_version"])
             if version[0] != _READABLE_MAJOR:

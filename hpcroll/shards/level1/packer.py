@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from hpcroll.errors import ShardCorruptError
+from hpcroll.errors import ShardCorruptError, ShardError
 from hpcroll.fs.atomic import list_names, make_directories, read_fresh
 from hpcroll.fs.paths import RunPaths
 from hpcroll.shards.format.place import Place
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from hpcroll.config import ShardConfig  # at run time the trainer's side needs no config
 
 _MIB = 1 << 20
+_GONE = frozenset({errno.ENOENT, errno.ESTALE})
 _MOST_ROWS = 1 << 16
 """Rows of one pack, which bounds its index."""
 _SHARED_BLOCK_BYTES = 3 * _MIB
@@ -112,6 +114,17 @@ class Packer:
 
     def _pack_once(self, report: PackReport) -> bool:
         """Makes one pack; False where there is nothing (more) to pack."""
+        try:
+            return self._make(report)
+        except OSError as error:
+            before = len(self._chain)
+            if error.errno not in _GONE or self._chain.refresh() == before:
+                raise
+            # Another packer took the number, and then this one's file for what a dead packer left.
+            report.thrown_away += 1
+            return True
+
+    def _make(self, report: PackReport) -> bool:
         # Asked before the survey: whatever was committed before the run was closed is then seen.
         everything = self._options.everything or read_fresh(self._paths.closed) is not None
         self._chain.refresh()
@@ -147,21 +160,21 @@ class Packer:
                 contents.add(self._read(entry), entry.raw_bytes)
 
     def _is_sound(self, entry: Entry) -> bool:
-        """Whether every byte of the record is as written; otherwise it is left where it is."""
-        with OpenShard(self._paths, entry.place.shard) as shard:
-            header = shard.header_at(entry.place.offset)
-            sound = header is not None and shard.frames_at(entry.place.offset, header) is not None
-        if not sound:
+        """Whether the record can be read whole; otherwise it is left where it is."""
+        try:
+            self._read(entry)
+        except ShardError:
             self._survey.give_up(entry.place)
             self._late.add(entry.place)
-        return sound
+            return False
+        return True
 
     def _read(self, entry: Entry) -> PackedRow:
         with OpenShard(self._paths, entry.place.shard) as shard:
             header = shard.header_at(entry.place.offset)
             data = None if header is None else shard.frames_at(entry.place.offset, header)
         if header is None or data is None:
-            raise ShardCorruptError(f"{entry.place}: the record was readable and is not any more")
+            raise ShardCorruptError(f"{entry.place}: the record is not as it was written")
         return PackedRow.of(entry.place, header, data)
 
     def _publish(self, contents: _Contents, path: Path, index: IndexPlace, report: PackReport) -> None:
@@ -185,12 +198,14 @@ class Packer:
             if self._chain.append(manifest):
                 break
             self._chain.refresh()
-            if any(self._chain.holds(place) for place in contents.places):
+            lost = any(self._chain.holds(place) for place in contents.places)
+            # Under its old number the file may be taken for what a dead packer left, at any moment.
+            moved = None if lost else self._renamed(path)
+            if moved is None:
                 path.unlink(missing_ok=True)
                 report.thrown_away += 1
                 return
-            # Under its old number the file could be taken for what a dead packer left.
-            path = path.rename(self._paths.pack_file(len(self._chain), secrets.token_hex(8)))
+            path = moved
         report.packs.append(
             MadePack(
                 generation=generation,
@@ -201,6 +216,13 @@ class Packer:
                 level0_bytes=contents.level0_bytes,
             )
         )
+
+    def _renamed(self, path: Path) -> Path | None:
+        """The file under the number that is next now; None where it is gone."""
+        try:
+            return path.rename(self._paths.pack_file(len(self._chain), secrets.token_hex(8)))
+        except FileNotFoundError:
+            return None
 
 
 @dataclass(slots=True)
