@@ -132,12 +132,15 @@ class Ledger:
         self._lines: list[PoolLine] = []
 
     def lines(self) -> tuple[PoolLine, ...]:
-        """Every line so far, each read once; raises `CorruptRecordError`."""
+        """Every line so far, each read once, `watched` only of the last one; raises `CorruptRecordError`."""
         while (data := read_fresh(path := self._paths.pool_line(self._name, len(self._lines)))) is not None:
             try:
-                self._lines.append(PoolLine.from_json(data))
+                line = PoolLine.from_json(data)
             except ValidationError as error:
                 raise CorruptRecordError(f"{path} is not a line of a pool's ledger: {error}") from error
+            # The state is large, and only the last one counts.
+            self._lines[-1:] = [before.model_copy(update={"watched": {}}) for before in self._lines[-1:]]
+            self._lines.append(line)
         return tuple(self._lines)
 
     def append(self, line: PoolLine) -> bool:
