@@ -209,7 +209,7 @@ class OpenPack:
         header = self._header(data, number, where)
         stored = {}
         for frame in header.frames:
-            if frame.kind in kinds or frame.kind == BlockKind.SUMMARIES:
+            if frame.kind in kinds:
                 part = data[frame.start : frame.end]
                 check_frame(frame, part, where)
                 stored[frame.kind] = part
