@@ -15,11 +15,15 @@ import socket
 import sys
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import torch
+
 from hpcroll import Run, open_run
+from hpcroll.errors import HpcrollError
 from tiny_grpo.evaluation import HeldOut
 from tiny_grpo.layout import Layout, Settings
 from tiny_grpo.model import CONTEXT, save_weights
@@ -29,14 +33,14 @@ from tiny_grpo.task import make_tasks
 from tiny_grpo.warm_start import warm_start
 
 _LOOK_S = 0.5
-_QUIET_S = 180.0
+_QUIET_S = 300.0
 """Longest that nothing may happen before the loop gives up."""
 _KILLS = {0.2: "trainer", 0.4: "server and workers", 0.6: "trainer", 0.8: "server and workers"}
 """What is killed after which share of the steps."""
 
 
 class Loop:
-    """One loop in one directory; may be started again there after it was stopped."""
+    """One loop in one directory; stopped before its end, it goes on when it is started there again."""
 
     def __init__(self, layout: Layout, settings: Settings, *, seed: int, control: bool) -> None:
         self._layout, self._settings, self._seed = layout, settings, seed
@@ -59,12 +63,13 @@ class Loop:
             stack.enter_context(self._server)
             wait_until(lambda: answers(self._url), "the start of the server")
             for run in (self._run, self._held_out):
-                stack.callback(_end, run)
+                stack.callback(run.drain)
                 run.launch(workers=1)
             stack.enter_context(self._trainer)
             self._watch()
-            _end(self._run)
-            wait_until(lambda: self._run.status().workers_alive == 0, "the end of the workers")
+        for run in (self._run, self._held_out):
+            run.close()
+            wait_until(partial(_is_left, run), "the end of the workers")
         return self._rows
 
     @property
@@ -76,6 +81,7 @@ class Loop:
         """Until the last step has its row: kills what is due, has new versions evaluated, prints rows."""
         print(header(), flush=True)
         kills = {max(round(share * self._settings.steps), 1): what for share, what in _KILLS.items()}
+        kills = {step: what for step, what in kills.items() if not self._layout.step(step).exists()}
         seen, evaluated, moved_at = 0, 0, time.monotonic()
         while len(self._rows) < self._settings.steps:
             self._server.ended()
@@ -122,9 +128,7 @@ class Loop:
         start = time.monotonic()
         policy = warm_start(seed=self._seed)
         save_weights(policy, self._layout.weights(0))
-        print(
-            f"warm start: the form of the two turns, learnt in {time.monotonic() - start:.0f} s", flush=True
-        )
+        print(f"warm start: {time.monotonic() - start:.0f} s", flush=True)
 
     def _open_runs(self) -> tuple[Run, Run]:
         """The two runs, created where they are not there; they share one server."""
@@ -163,10 +167,8 @@ def _config(url: str, *, seeds: str) -> dict[str, Any]:
     }
 
 
-def _end(run: Run) -> None:
-    """Nothing more is started, and workers leave at once."""
-    run.close()
-    run.drain()
+def _is_left(run: Run) -> bool:
+    return run.status().workers_alive == 0
 
 
 def _free_port() -> int:
@@ -183,13 +185,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--control", action="store_true", help="shuffle the rewards within each group")
     options = parser.parse_args()
+    torch.set_num_threads(1)
     start = time.monotonic()
     layout = Layout(options.root.absolute())
     settings = Settings(steps=options.steps, held_out_prompts=options.held_out)
     loop = Loop(layout, settings, seed=options.seed, control=options.control)
     try:
         rows = loop.run()
-    except LoopError as error:
+    except (LoopError, HpcrollError) as error:
         print(f"tiny_grpo: {error}", file=sys.stderr)
         return 1
     problems = audit(layout, settings, Run.open(layout.run), rows)

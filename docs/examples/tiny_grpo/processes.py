@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,7 +20,7 @@ from hpcroll.spool import Spool
 from tiny_grpo.layout import Layout
 
 _PACKAGES = Path(__file__).parents[1]
-_READY_S = 120.0
+_READY_S = 300.0
 
 
 class LoopError(Exception):
@@ -71,7 +72,7 @@ class Program:
 
 
 def wait_until(ready: Callable[[], bool], what: str) -> None:
-    """Returns once `ready()`; raises `LoopError` after two minutes."""
+    """Returns once `ready()`; raises `LoopError` after five minutes."""
     end = time.monotonic() + _READY_S
     while not ready():
         if time.monotonic() > end:
@@ -88,11 +89,9 @@ def answers(url: str) -> bool:
         return False
 
 
-def kill_workers(run: Run) -> int:
-    """SIGKILLs every worker of `run` on this node; how many. Their parents start them again, as on a node."""
-    killed = 0
+def kill_workers(run: Run) -> None:
+    """SIGKILLs every worker of `run`, all of them on this node. Their parents start them again."""
     for worker in Spool.open(run.path).counts().workers:
         if not worker.ended and worker.info.role == "worker":
-            os.kill(worker.info.pid, signal.SIGKILL)
-            killed += 1
-    return killed
+            with suppress(ProcessLookupError):
+                os.kill(worker.info.pid, signal.SIGKILL)

@@ -14,7 +14,7 @@ from hpcroll import Run, open_run
 from tiny_grpo.layout import TRAINER, Layout, Settings
 
 _HEADER = (
-    ("step", 4), ("version", 7), ("lag min/mean/max", 16), ("submitted", 9), ("trained", 7), ("even", 5),
+    ("step", 4), ("version", 7), ("lag min/mean/max", 16), ("submitted", 9), ("trained", 7), ("zero-var", 8),
     ("stale", 5), ("short", 5), ("open", 5), ("reward", 6), ("held-out", 8), ("tokens", 6), ("max ratio", 9),
 )  # fmt: skip
 
@@ -23,15 +23,15 @@ _HEADER = (
 class Row:
     """One step; counts of groups are sums since the beginning.
 
-    `trained`: delivered with something to learn from; `even`: delivered with equal rewards (zero variance);
-    `stale`, `short`: not delivered; `open`: neither yet.
+    `trained`: delivered with something to learn from; `zero_variance`: delivered with equal rewards; `stale`,
+    `short`: not delivered; `open`: none of these yet.
     """
 
     step: int
     lag: tuple[int, float, int]
     submitted: int
     trained: int
-    even: int
+    zero_variance: int
     stale: int
     short: int
     open: int
@@ -43,12 +43,10 @@ class Row:
 
     def __str__(self) -> str:
         low, mean, high = self.lag
-        cells = (
-            self.step, self.step, f"{low}/{mean:.2f}/{high}", self.submitted, self.trained, self.even,
-            self.stale, self.short, self.open, f"{self.reward:.3f}", f"{self.held_out:.3f}", self.tokens,
-            f"{self.max_ratio:.2f}",
-        )  # fmt: skip
-        return _line(cells)
+        groups = (self.submitted, self.trained, self.zero_variance, self.stale, self.short, self.open)
+        rewards = (f"{self.reward:.3f}", f"{self.held_out:.3f}")
+        lag = f"{low}/{mean:.2f}/{high}"
+        return _line([self.step, self.step, lag, *groups, *rewards, self.tokens, f"{self.max_ratio:.2f}"])
 
 
 def header() -> str:
@@ -58,13 +56,13 @@ def header() -> str:
 def make_row(said: dict[str, Any], before: Row | None, *, submitted: int, held_out: float) -> Row:
     """The row of what the trainer said of a step, and what it said before."""
     counts = said["counts"]
-    even = said["zero_variance"] + (before.even if before else 0)
+    zero_variance = said["zero_variance"] + (before.zero_variance if before else 0)
     return Row(
         step=said["step"],
         lag=tuple(said["lag"]),
         submitted=submitted,
-        trained=counts["delivered"] - even,
-        even=even,
+        trained=counts["delivered"] - zero_variance,
+        zero_variance=zero_variance,
         stale=counts["stale"],
         short=counts["short"],
         open=submitted - sum(counts.values()),
