@@ -106,7 +106,9 @@ class Trainer:
         path = self._layout.weights(version)
         digest = save_weights(self._policy, path)
         self._run.policy.publish(version, weights=str(path), digest=digest)
-        self._run.policy.settle(settled)
+        # What no step trained on takes no place in a version.
+        dropped = max(0, settled - version * self._settings.groups_per_step)
+        self._run.policy.settle(settled, dropped=dropped)
 
 
 @dataclass(frozen=True, slots=True)
