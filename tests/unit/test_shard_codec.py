@@ -28,6 +28,7 @@ from hpcroll.shards.format.codec import read_extra_columns, read_record, read_su
 from hpcroll.shards.format.commit_log import ENTRY_BYTES, RecordAddress, pack_mark, parse_marks
 from hpcroll.shards.format.frames import FrameKind, open_frame, parse_header
 from hpcroll.shards.format.summary import pack_summary, parse_summary
+from hpcroll.shards.format.token_bytes import pack_logprobs, pack_tokens, parse_logprobs, parse_tokens
 from hpcroll.testing.trajectories import random_trajectory
 from tests.shard_runs import SEGMENT, ShardRun, ref, trajectory
 
@@ -123,9 +124,46 @@ def test_log_probabilities_can_be_passed_over() -> None:
     data = encode_trajectory(trajectory(3))
     header = parse_header(data)
     assert header is not None
-    ids = open_frame(header, FrameKind.TOKENS, data[: header.prefix_bytes([FrameKind.TOKENS])])
+    raw = open_frame(header, FrameKind.TOKENS, data[: header.prefix_bytes([FrameKind.TOKENS])])
     tokens = trajectory(3).tokens
-    assert ids.startswith(b"".join(part.ids.tobytes() for part in tokens))
+    ids, sampled, loss_mask = parse_tokens(raw, sum(map(len, tokens)))
+    np.testing.assert_array_equal(ids, np.concatenate([part.ids for part in tokens]))
+    np.testing.assert_array_equal(sampled, np.concatenate([part.sampled for part in tokens]))
+    np.testing.assert_array_equal(loss_mask, np.concatenate([part.loss_mask for part in tokens]))
+
+
+@seeded
+@given(
+    st.lists(st.integers(0, 2**32 - 1) | st.integers(0, 2**18), max_size=40),
+    st.randoms(use_true_random=False),
+    st.booleans(),
+)
+def test_any_token_arrays_come_back_bit_for_bit(ids: list[int], chance: random.Random, strict: bool) -> None:
+    """Also where a record breaks the invariants: a number for context, none for a sampled token."""
+    sampled = np.array([chance.randrange(2) for _ in ids], np.uint8)
+    logprobs = np.array([chance.uniform(-90, 0) for _ in ids], np.float32)
+    for odd in (-np.inf, np.nan, -0.0, 0.0, np.finfo(np.float32).smallest_subnormal):
+        if ids and chance.random() < 0.5:
+            logprobs[chance.randrange(len(ids))] = odd
+    if strict:
+        logprobs[sampled == 0] = np.nan
+    part = SegmentTokens(np.array(ids, np.uint32), sampled, sampled & 1, logprobs)
+    back_ids, back_sampled, back_mask = parse_tokens(pack_tokens([part]), len(ids))
+    np.testing.assert_array_equal(back_ids, part.ids)
+    np.testing.assert_array_equal(back_sampled, part.sampled)
+    np.testing.assert_array_equal(back_mask, part.loss_mask)
+    back = parse_logprobs(pack_logprobs([part]), back_sampled)
+    assert back.dtype == np.float32
+    assert back.tobytes() == logprobs.tobytes()
+    with pytest.raises(ValueError, match="read-only"):
+        back[:] = 0
+    if ids:
+        with pytest.raises(ShardCorruptError):
+            parse_tokens(pack_tokens([part])[:-1], len(ids))
+    if sampled.any():
+        for raw in (b"", pack_logprobs([part])[:-1]):
+            with pytest.raises(ShardCorruptError):
+                parse_logprobs(raw, back_sampled)
 
 
 def test_summary_says_what_the_record_says() -> None:

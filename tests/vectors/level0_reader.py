@@ -37,10 +37,11 @@ def read_dictionaries(data: bytes) -> dict[int, bytes]:
     if body[7] != MAJOR:
         raise NewerFormat(body[7])
     (count,) = struct.unpack_from("<I", body, 8)
-    found, start = {}, 16 + 16 * count
-    for index in range(count):
-        _, number, size = struct.unpack_from("<IIQ", body, 16 + 16 * index)
-        found[number] = body[start : start + size]
+    entries = [struct.unpack_from("<IIQ", body, 16 + 16 * index) for index in range(count)]
+    ordered = zstandard.ZstdDecompressor().decompress(body[16 + 16 * count :])
+    found, start = {}, 0
+    for _, number, size in entries:
+        found[number] = ordered[start : start + size]
         start += size
     return found
 
@@ -117,17 +118,39 @@ def read_summary(raw: bytes) -> dict[str, Any]:
 
 def read_tokens(lengths: list[int], tokens: bytes, logprobs: bytes) -> list[dict[str, Any]]:
     total, found, start = sum(lengths), [], 0
+    wide = len(tokens) > 5 * total
+    low = np.frombuffer(tokens, "<u2", total).astype(np.uint32)
+    high = np.frombuffer(tokens, "<u2" if wide else "u1", total, 2 * total).astype(np.uint32)
+    masks = np.frombuffer(tokens, "u1", 2 * total, (4 if wide else 3) * total)
+    ids, sampled, loss_mask = high << 16 | low, masks[:total], masks[total:]
+    floats = read_logprobs(logprobs, sampled)
     for length in lengths:
+        own = slice(start, start + length)
         found.append(
             {
-                "ids": np.frombuffer(tokens, "<u4", length, 4 * start).tolist(),
-                "sampled": np.frombuffer(tokens, "u1", length, 4 * total + start).tolist(),
-                "loss_mask": np.frombuffer(tokens, "u1", length, 5 * total + start).tolist(),
-                "logprobs": plain(np.frombuffer(logprobs, "<f4", length, 4 * start)),
+                "ids": ids[own].tolist(),
+                "sampled": sampled[own].tolist(),
+                "loss_mask": loss_mask[own].tolist(),
+                "logprobs": plain(floats[own]),
             }
         )
         start += length
     return found
+
+
+def read_logprobs(raw: bytes, sampled: Any) -> Any:
+    (count,) = struct.unpack_from("<I", raw)
+    mantissas = len(raw) - 3 * count
+    exponents = zstandard.ZstdDecompressor().decompress(raw[4:mantissas], max_output_size=count)
+    bits = np.frombuffer(exponents, "u1").astype(np.uint32) << 24
+    bits |= np.frombuffer(raw, "u1", count, mantissas + 2 * count).astype(np.uint32) << 16
+    bits |= np.frombuffer(raw, "<u2", count, mantissas)
+    values = (bits >> 1 | bits << 31).view(np.float32)
+    if count == len(sampled):
+        return values
+    floats = np.full(len(sampled), np.nan, np.float32)
+    floats[sampled == 1] = values
+    return floats
 
 
 def read_columns(data: bytes, header: dict[str, Any], dictionaries: dict[int, bytes]) -> dict[str, Any]:

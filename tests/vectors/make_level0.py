@@ -40,15 +40,32 @@ def contents() -> list[Content]:
 
 def frames_of(content: Content) -> dict[int, bytes]:
     summary = {name: tuple(v) if isinstance(v, list) else v for name, v in content["summary"].items()}
-    tokens = content["tokens"]
-    logprobs = [np.nan if value is None else value for part in tokens for value in part["logprobs"]]
+    columns = {}
+    for name, dtype in (("ids", "<u4"), ("sampled", "u1"), ("loss_mask", "u1"), ("logprobs", "<f4")):
+        values = [value for part in content["tokens"] for value in part[name]]
+        columns[name] = np.array([np.nan if value is None else value for value in values], dtype)
+    ids, sampled, loss_mask, logprobs = columns.values()
+    bits = logprobs[sampled == 1].view("<u4")
+    rotated = bits << 1 | bits >> 31
+    exponents = zstandard.ZstdCompressor(level=LEVEL).compress((rotated >> 24).astype("u1").tobytes())
     return {
         FrameKind.SUMMARY: pack_summary(Summary(**summary)),
         FrameKind.TOKENS: b"".join(
-            np.array([value for part in tokens for value in part[name]], dtype).tobytes()
-            for name, dtype in (("ids", "<u4"), ("sampled", "u1"), ("loss_mask", "u1"))
+            [
+                (ids & 0xFFFF).astype("<u2").tobytes(),
+                (ids >> 16).astype("u1" if ids.max(initial=0) < 1 << 24 else "<u2").tobytes(),
+                sampled.tobytes(),
+                loss_mask.tobytes(),
+            ]
         ),
-        FrameKind.LOGPROBS: np.array(logprobs, "<f4").tobytes(),
+        FrameKind.LOGPROBS: b"".join(
+            [
+                struct.pack("<I", len(bits)),
+                exponents,
+                (rotated & 0xFFFF).astype("<u2").tobytes(),
+                (rotated >> 16 & 0xFF).astype("u1").tobytes(),
+            ]
+        ),
         FrameKind.RECORD: _json(content["record"]),
         FrameKind.TEXT: _json(content["text"]),
     }
@@ -63,7 +80,7 @@ def record(
         known = zstandard.ZstdCompressionDict(dictionary.content.as_bytes()) if dictionary else None
         stored = zstandard.ZstdCompressor(level=LEVEL, dict_data=known).compress(raw)
         number = dictionary.number if dictionary else 0
-        if kind == FrameKind.SUMMARY or len(stored) >= len(raw):
+        if kind in (FrameKind.SUMMARY, FrameKind.LOGPROBS) or len(stored) >= len(raw):
             stored, number = raw, 0
         table.append(struct.pack("<IIQQQ", kind, number, len(stored), len(raw), _checksum(stored)))
         body.append(stored)

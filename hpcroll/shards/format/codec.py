@@ -14,6 +14,7 @@ from hpcroll.shards.format.columns import column_frames, read_columns
 from hpcroll.shards.format.dictionaries import Dictionary
 from hpcroll.shards.format.frames import FrameKind, Header, is_sound, join_frames, open_frame, parse_header
 from hpcroll.shards.format.summary import Summary, pack_summary, parse_summary
+from hpcroll.shards.format.token_bytes import pack_logprobs, pack_tokens, parse_logprobs, parse_tokens
 
 if TYPE_CHECKING:
     from hpcroll.contract import TrajectoryRecord
@@ -30,9 +31,6 @@ __all__ = [
     "read_tokens",
     "read_trajectory",
 ]
-
-_TOKENS_BYTES = 4 + 1 + 1
-"""Of one token in its frame."""
 
 
 def encode_trajectory(trajectory: Trajectory, *, level: int = 3) -> bytes:
@@ -67,14 +65,8 @@ def raw_frames(trajectory: Trajectory) -> dict[int, bytes]:
     try:
         return {
             FrameKind.SUMMARY: pack_summary(_summary(trajectory)),
-            FrameKind.TOKENS: b"".join(
-                [
-                    *(np.ascontiguousarray(part.ids, "<u4").data for part in tokens),
-                    *(np.ascontiguousarray(part.sampled, "u1").data for part in tokens),
-                    *(np.ascontiguousarray(part.loss_mask, "u1").data for part in tokens),
-                ]
-            ),
-            FrameKind.LOGPROBS: b"".join(np.ascontiguousarray(part.logprobs, "<f4").data for part in tokens),
+            FrameKind.TOKENS: pack_tokens(tokens),
+            FrameKind.LOGPROBS: pack_logprobs(tokens),
             FrameKind.RECORD: record_bytes(record),
             FrameKind.TEXT: text_bytes(record),
             **column_frames(trajectory.extra_columns, lengths),
@@ -110,18 +102,14 @@ def read_summary(header: Header, data: bytes) -> Summary:
 
 
 def read_tokens(header: Header, summary: Summary, data: bytes) -> tuple[SegmentTokens, ...]:
-    """The token columns, one per segment: read-only views of two decompressed buffers."""
+    """The token columns, one per segment: read-only views of one array each."""
     raw = open_frame(header, FrameKind.TOKENS, data)
     raw_logprobs = open_frame(header, FrameKind.LOGPROBS, data)
-    total = sum(summary.lengths)
-    if (len(raw), len(raw_logprobs)) != (total * _TOKENS_BYTES, total * 4):
-        raise ShardCorruptError(
-            f"rollout {header.ref}: {len(raw)} + {len(raw_logprobs)} bytes of tokens where {total} are"
-        )
-    ids = np.frombuffer(raw, "<u4", total)
-    sampled = np.frombuffer(raw, np.uint8, total, 4 * total)
-    loss_mask = np.frombuffer(raw, np.uint8, total, 5 * total)
-    logprobs = np.frombuffer(raw_logprobs, "<f4")
+    try:
+        ids, sampled, loss_mask = parse_tokens(raw, sum(summary.lengths))
+        logprobs = parse_logprobs(raw_logprobs, sampled)
+    except ShardCorruptError as error:
+        raise ShardCorruptError(f"rollout {header.ref}: {error}") from error
     found, start = [], 0
     for length in summary.lengths:
         own = slice(start, start := start + length)

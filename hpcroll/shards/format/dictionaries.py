@@ -9,7 +9,7 @@ Layout, little-endian (docs/reference/shard-format.md):
     I   count     how many dictionaries follow
     I   reserved  0
     then per dictionary:  I frame kind that it is for, I number, Q bytes
-    the dictionaries, in this order, as zstd takes them
+    one zstd frame with the dictionaries in this order, each as zstd takes it
     Q   xxh3-64 of everything before
 
 A dictionary's number is the low half of the xxh3-64 of its bytes (1 where that is 0), so that it means the
@@ -31,12 +31,14 @@ import zstandard
 from hpcroll.errors import SchemaVersionError, ShardCorruptError, ShardError
 from hpcroll.fs.atomic import read_fresh
 from hpcroll.fs.paths import RunPaths
+from hpcroll.shards.format.compression import compress, decompress
 
 _MAGIC_PREFIX = b"hpcrdic"
 _MAJOR = 1
 _FIXED = struct.Struct("<8sII")
 _ENTRY = struct.Struct("<IIQ")
 _CHECKSUM = struct.Struct("<Q")
+_LEVEL = 9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,9 +75,9 @@ def number_of(data: bytes) -> int:
 def pack_dictionaries(contents: Mapping[int, bytes]) -> bytes:
     """The file of dictionaries `contents`, by the frame kind that each is for."""
     entries = [_ENTRY.pack(kind, number_of(data), len(data)) for kind, data in sorted(contents.items())]
-    ordered = [data for _, data in sorted(contents.items())]
+    ordered = b"".join(data for _, data in sorted(contents.items()))
     fixed = _FIXED.pack(_MAGIC_PREFIX + bytes([_MAJOR]), len(entries), 0)
-    whole = b"".join([fixed, *entries, *ordered])
+    whole = b"".join([fixed, *entries, compress(ordered, _LEVEL)])
     return whole + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(whole))
 
 
@@ -97,12 +99,12 @@ def parse_dictionaries(data: bytes, path: Path) -> tuple[Dictionary, ...]:
         raise SchemaVersionError(
             f"{path} has format {magic[7]}, this hpcroll reads {_MAJOR}; use the hpcroll that wrote it"
         )
-    found, start = [], _FIXED.size + count * _ENTRY.size
-    for index in range(count):
-        kind, number, size = _ENTRY.unpack_from(body, _FIXED.size + index * _ENTRY.size)
-        found.append(
-            Dictionary(kind, number, zstandard.ZstdCompressionDict(bytes(body[start : start + size])))
-        )
+    table_end = _FIXED.size + count * _ENTRY.size
+    entries = list(_ENTRY.iter_unpack(body[_FIXED.size : table_end]))
+    ordered = decompress(body[table_end:], sum(size for _, _, size in entries))
+    found, start = [], 0
+    for kind, number, size in entries:
+        found.append(Dictionary(kind, number, zstandard.ZstdCompressionDict(ordered[start : start + size])))
         start += size
     return tuple(found)
 

@@ -9,9 +9,9 @@ import zstandard
 from hpcroll.shards.format.frames import FrameKind
 
 Parts = list[bytes | bytearray | memoryview]
-TRAINED = (FrameKind.TOKENS, FrameKind.RECORD, FrameKind.TEXT)
-"""Log-probabilities have nothing in common, and a summary must be readable without any dictionary."""
-_MOST_BYTES = 256 << 10
+TRAINED = {FrameKind.TOKENS: 256 << 10, FrameKind.RECORD: 64 << 10, FrameKind.TEXT: 256 << 10}
+"""How many bytes the dictionary for a kind of frame has at most. Log-probabilities have nothing in common,
+and a summary must be readable without any dictionary."""
 _LEAST_BYTES = 4 << 10
 _SHARE = 3
 """A dictionary takes at most one part in this many of what it is made from."""
@@ -27,9 +27,9 @@ def train(samples: Sequence[Mapping[int, bytes]]) -> dict[int, bytes]:
     Takes some tenths of a second of one core, most of it without the interpreter's lock.
     """
     contents = {}
-    for kind in TRAINED:
+    for kind, most_bytes in TRAINED.items():
         parts: Parts = [frames[kind] for frames in samples if len(frames[kind]) > _MATCH_BYTES]
-        size = min(_MOST_BYTES, sum(map(len, parts)) // _SHARE)
+        size = min(most_bytes, sum(map(len, parts)) // _SHARE)
         if size >= _LEAST_BYTES:
             trained = _train_one(parts, size)
             if trained is not None:

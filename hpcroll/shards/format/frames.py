@@ -48,11 +48,11 @@ class FrameKind(IntEnum):
     """What a frame holds; frames stand in this order, so that a prefix of the record serves a trainer."""
 
     SUMMARY = 1
-    """What filters, groups and packing ask for; see `hpcroll.shards.format.summary`. Never compressed."""
+    """What filters, groups and packing ask for; see `hpcroll.shards.format.summary`. Stands as it is."""
     TOKENS = 2
-    """ids u32, sampled u8, loss mask u8; each for all segments in a row."""
+    """Ids and masks of all segments in a row; see `hpcroll.shards.format.token_bytes`."""
     LOGPROBS = 3
-    """Log-probabilities f32, for all segments in a row."""
+    """Log-probabilities of all segments in a row. Stands as it is: what compresses in it is compressed."""
     RECORD = 4
     """JSON: the record without messages and replies."""
     TEXT = 5
@@ -61,7 +61,7 @@ class FrameKind(IntEnum):
     """JSON: the directory of optional columns; see `hpcroll.shards.format.columns`."""
 
 
-_QUICK = frozenset({FrameKind.LOGPROBS, FrameKind.RECORD})
+_AS_IS = frozenset({FrameKind.SUMMARY, FrameKind.LOGPROBS})
 _NAMES: dict[int, str] = {kind.value: kind.name for kind in FrameKind}
 FIRST_EXTRA, LAST_EXTRA = 16, 63
 """The kinds of frames that hold one optional column each."""
@@ -127,7 +127,7 @@ def join_frames(
     table, body = [], []
     for kind, raw in sorted(frames.items()):
         dictionary = dictionaries.get(kind) if dictionaries is not None else None
-        stored = raw if kind == FrameKind.SUMMARY else compress(raw, _level(kind, level), dictionary)
+        stored = raw if kind in _AS_IS else compress(raw, _level(kind, level), dictionary)
         if len(stored) >= len(raw):
             stored, dictionary = raw, None
         named = dictionary.number if dictionary is not None else 0
@@ -152,8 +152,8 @@ def join_frames(
 
 
 def _level(kind: int, level: int) -> int:
-    """At zstd's level 1 these kinds take two thirds of the time of level 3 and no more bytes."""
-    return 1 if kind in _QUICK and level <= 3 else level
+    """At zstd's level 1 a record takes two thirds of the time of level 3 and no more bytes."""
+    return 1 if kind == FrameKind.RECORD and level <= 3 else level
 
 
 def parse_header(data: bytes | memoryview, dictionaries: Dictionaries | None = None) -> Header | None:
