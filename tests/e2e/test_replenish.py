@@ -85,7 +85,7 @@ def run(tmp_path: Path, serve_scripts: Callable[..., str]) -> Run:
             "on_timeout": "mask",
         },
         "lease": {"beat_s": 0.5, "silence_s": 60},
-        "launch": {"launcher": "local", "idle_s": 2},
+        "launch": {"launcher": "local", "idle_s": 600},
     }
     return Run.create(tmp_path / "run", config=config)
 
@@ -164,6 +164,10 @@ def test_pool_of_a_trainer_that_is_killed_adds_up_and_ends_clean(run: Run, watch
     assert not watched
 
     deadline = time.monotonic() + WAIT_S
+    while sum(1 for _ in run.results(wait=False)) < total * SAMPLES:
+        assert time.monotonic() < deadline, "not everything ends"
+        time.sleep(0.2)
+    run.drain()
     while any(state in (JobState.PENDING, JobState.RUNNING) for state in run.job_states()):
         assert time.monotonic() < deadline, "the workers stay"
         time.sleep(0.2)
