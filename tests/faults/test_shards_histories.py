@@ -8,23 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    consumes,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
 
 from hpcroll.contract import Trajectory
 from hpcroll.shards import RecordAddress, RunReader, ShardWriter, adopt, open_run, verify_run
@@ -32,11 +22,11 @@ from hpcroll.shards.level1.packer import Packer, PackOptions
 from hpcroll.shards.level1.retention import Retention
 from tests.shard_runs import ShardRun, ref, trajectory
 
-GROUPS = 5
+GROUPS = 8
 GROUP_SIZE = 2
 SHARD_BYTES = 8_000
 """A few records."""
-EXAMPLES = int(os.environ.get("HPCROLL_HISTORIES", "60"))
+EXAMPLES = int(os.environ.get("HPCROLL_HISTORIES", "20"))
 
 
 def record_of(ordinal: int, incarnation: str) -> Trajectory:
@@ -107,24 +97,45 @@ class Follower:
                 break
 
 
-Looks = dict[int, int | None]
-LOOKS: st.SearchStrategy[Looks] = st.dictionaries(st.integers(0, 2), st.none() | st.integers(1, 3))
-"""Which followers look, and after how many deliveries each stops."""
-GROUP = st.integers(0, GROUPS - 1)
+@dataclass(frozen=True)
+class Step:
+    """One thing that happens; each kind of step takes of the choices what it needs."""
+
+    kind: str
+    which: int
+    group: int
+    sample: int
+    flag: bool
+    share: float
+    looks: dict[int, int | None]
+    """Followers that look afterwards, and after how many deliveries each stops."""
 
 
-class History(RuleBasedStateMachine):
-    workers = Bundle("workers")
-    dead = Bundle("dead")
-    packers = Bundle("packers")
+KINDS = 4 * ["append"] + 4 * ["commit"] + 4 * ["pack"] + 2 * ["look"] + ["crash", "seal", "retain"]
+STEPS = st.builds(
+    Step,
+    kind=st.sampled_from(KINDS),
+    which=st.integers(0, 1),
+    group=st.integers(0, GROUPS - 1),
+    sample=st.integers(0, GROUP_SIZE + 1),
+    flag=st.booleans(),
+    share=st.floats(0, 1),
+    looks=st.dictionaries(st.integers(0, 2), st.none() | st.integers(1, 3), max_size=2),
+)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.root = Path(tempfile.mkdtemp(prefix="history-"))
-        self.run = ShardRun.create(self.root / "run")
-        self.alive: dict[str, Worker] = {}
-        self.unburied: set[str] = set()
+
+class History:
+    """A run with two workers, two packers and three followers."""
+
+    def __init__(self, root: Path) -> None:
+        self.run = ShardRun.create(root / "run")
         self.count = 0
+        self.alive = [self._start(), self._start()]
+        self.unburied: list[str] = []
+        self.packers = [
+            Packer(self.run.paths, PackOptions(float16=float16, everything=everything))
+            for float16, everything in ((False, False), (True, True))
+        ]
         self.followers = [
             Follower(self.run, resumes=False, columns=None),
             Follower(self.run, resumes=True, columns=("tokens",)),
@@ -132,108 +143,86 @@ class History(RuleBasedStateMachine):
         ]
         self.retention = Retention(self.run.paths)
 
-    @initialize(target=workers)
-    def start_first(self) -> str:
-        return self.start_one()
+    def take(self, step: Step) -> None:
+        getattr(self, step.kind)(step)
+        for which, most in step.looks.items():
+            self.followers[which].look(most)
+        self.assert_nothing_twice()
 
-    @initialize(target=workers)
-    def start_second(self) -> str:
-        return self.start_one()
-
-    @initialize(target=packers, float16=st.booleans())
-    def start_first_packer(self, float16: bool) -> Packer:
-        return Packer(self.run.paths, PackOptions(float16=float16))
-
-    @rule(target=workers)
-    @precondition(lambda self: len(self.alive) < 3)
-    def start(self) -> str:
-        return self.start_one()
-
-    def start_one(self) -> str:
-        name = f"w{self.count}"
-        self.count += 1
-        self.alive[name] = Worker(self.run, name)
-        return name
-
-    @rule(target=packers, float16=st.booleans(), everything=st.booleans())
-    def start_packer(self, float16: bool, everything: bool) -> Packer:
-        return Packer(self.run.paths, PackOptions(float16=float16, everything=everything))
-
-    @rule(worker=workers, group=GROUP, sample=st.integers(0, GROUP_SIZE), looks=LOOKS)
-    def append(self, worker: str, group: int, sample: int, looks: Looks) -> None:
+    def append(self, step: Step) -> None:
         """One rollout, or all of a group; followers may see it before anybody commits it."""
-        first = group * GROUP_SIZE
+        first = step.group * GROUP_SIZE
         whole = range(first, first + GROUP_SIZE)
-        for ordinal in whole if sample == GROUP_SIZE else (first + sample,):
-            self.alive[worker].append(ordinal)
-        self.look(looks)
+        for ordinal in whole if step.sample >= GROUP_SIZE else (first + step.sample,):
+            self.alive[step.which].append(ordinal)
 
-    @rule(worker=workers, mark=st.booleans(), looks=LOOKS)
-    def commit(self, worker: str, mark: bool, looks: Looks) -> None:
-        self.alive[worker].commit(mark=mark)
-        self.look(looks)
+    def commit(self, step: Step) -> None:
+        self.alive[step.which].commit(mark=step.flag)
 
-    @rule(target=dead, worker=consumes(workers), share=st.floats(0, 1), zeros=st.booleans())
-    def crash(self, worker: str, share: float, zeros: bool) -> str:
-        self.alive.pop(worker).crash(share, zeros=zeros)
-        self.unburied.add(worker)
-        return worker
+    def crash(self, step: Step) -> None:
+        """A worker dies with what it had not synced; another one comes."""
+        self.alive[step.which].crash(step.share, zeros=step.flag)
+        self.unburied.append(self.alive[step.which].name)
+        self.alive[step.which] = self._start()
 
-    @rule(worker=consumes(dead))
-    def seal(self, worker: str) -> None:
-        self.run.end(worker)
-        self.unburied.discard(worker)
-        adopt(self.run.paths, worker)
+    def seal(self, step: Step) -> None:
+        for name in self.unburied:
+            self.run.end(name)
+            adopt(self.run.paths, name)
+        self.unburied = []
 
-    @rule(packer=packers, looks=LOOKS, retain=st.booleans())
-    def pack(self, packer: Packer, looks: Looks, retain: bool) -> None:
-        packer.pack()
-        if retain:
+    def pack(self, step: Step) -> None:
+        """The one that takes whole groups, more often than the one that takes everything."""
+        self.packers[step.which and step.flag].pack()
+        if step.flag:
             self.retention.retain()
-        self.look(looks)
 
-    @rule()
-    def retain_anew(self) -> None:
+    def retain(self, step: Step) -> None:
         Retention(self.run.paths).retain()
 
-    @rule(looks=LOOKS)
-    def look(self, looks: Looks) -> None:
-        for which, most in looks.items():
-            self.followers[which].look(most)
+    def look(self, step: Step) -> None:
+        """Nothing but what follows every step."""
 
-    @invariant()
-    def nothing_is_read_twice_or_uncommitted(self) -> None:
-        done = self.committed()
-        for follower in self.followers:
-            assert all(count == 1 for count in follower.had.values())
-            assert set(follower.had) <= done
+    def end(self) -> None:
+        """Everybody dies, and all is sealed, packed and removed; nothing is lost on the way."""
+        self.assert_read_once()
+        for worker in self.alive:
+            worker.crash(0.5, zeros=False)
+            self.unburied.append(worker.name)
+        self.alive = []
+        self.assert_read_once()
+        for name in self.unburied:
+            self.run.end(name)
+            adopt(self.run.paths, name)
+        self.assert_read_once()
+        Packer(self.run.paths, PackOptions(everything=True)).pack()
+        Retention(self.run.paths).retain()
+        self.assert_read_once()
+
+    def close(self) -> None:
+        for worker in self.alive:
+            worker.writer.close()
+
+    def _start(self) -> Worker:
+        self.count += 1
+        return Worker(self.run, f"w{self.count}")
 
     def committed(self) -> set[tuple[int, str]]:
         directory = self.run.paths.done_directory(self.run.leg, ref(0))
         return {(int(p.name), json.loads(p.read_bytes())["incarnation"]) for p in directory.glob("*")}
 
-    def teardown(self) -> None:
-        try:
-            for name, worker in self.alive.items():
-                worker.crash(0.5, zeros=False)
-                self.unburied.add(name)
-            self.assert_read_once()
-            for name in self.unburied:
-                self.run.end(name)
-                adopt(self.run.paths, name)
-            self.assert_read_once()
-            Packer(self.run.paths, PackOptions(everything=True)).pack()
-            Retention(self.run.paths).retain()
-            self.assert_read_once()
-        finally:
-            shutil.rmtree(self.root)
+    def assert_nothing_twice(self) -> None:
+        done = self.committed()
+        for follower in self.followers:
+            assert all(count == 1 for count in follower.had.values())
+            assert set(follower.had) <= done
 
     def assert_read_once(self) -> None:
         done = self.committed()
         for follower in self.followers:
             follower.look()
             assert set(follower.had) == done
-        self.nothing_is_read_twice_or_uncommitted()
+        self.assert_nothing_twice()
         for trusted in (False, True):
             reader = open_run(self.run.paths.root, trust_marks=trusted, columns=())
             assert sorted((item.ref.ordinal, item.incarnation) for item in reader) == sorted(done)
@@ -242,12 +231,19 @@ class History(RuleBasedStateMachine):
         assert (report.problems, report.lost, report.committed) == ([], 0, len(done))
 
 
-@pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")
-class TestHistory(History.TestCase):  # type: ignore[name-defined, misc]
-    settings = settings(
-        max_examples=EXAMPLES,
-        stateful_step_count=50,
-        deadline=None,
-        derandomize="HPCROLL_HISTORIES" not in os.environ,
-        suppress_health_check=list(HealthCheck),
-    )
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize="HPCROLL_HISTORIES" not in os.environ,
+    suppress_health_check=list(HealthCheck),
+)
+@given(st.lists(STEPS, min_size=30, max_size=60))
+def test_every_committed_record_is_read_once_whatever_happens(steps: list[Step]) -> None:
+    with TemporaryDirectory(prefix="history-") as root:
+        history = History(Path(root))
+        try:
+            for step in steps:
+                history.take(step)
+            history.end()
+        finally:
+            history.close()
