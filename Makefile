@@ -30,6 +30,7 @@ test-full: ## the slower proofs too
 	tests/setup/install
 	tests/setup/install-engine
 	tests/setup/install-agents all
+	tests/setup/install-consumers
 	tests/setup/run-tests $(PARALLEL)
 
 $(VENV)/.torch: $(VENV)/.installed

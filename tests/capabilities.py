@@ -19,6 +19,7 @@ import pytest
 IMAGES = Path(os.environ.get("HPCROLL_TEST_IMAGES", "/var/lib/hpcroll-test/images"))
 AGENTS = Path(os.environ.get("HPCROLL_TEST_AGENTS", "/var/lib/hpcroll-test/agents"))
 ENGINE = Path("/var/lib/hpcroll-test/engine")
+CONSUMERS = Path(os.environ.get("HPCROLL_TEST_CONSUMERS", "/var/lib/hpcroll-test/consumers"))
 SFTP_SERVER = Path("/usr/lib/openssh/sftp-server")
 TASK_DATA = Path(os.environ.get("HPCROLL_TASK_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
@@ -66,6 +67,11 @@ def _torch() -> str | None:
     return None if find_spec("torch") is not None else "torch is not installed (the extra `torch`)"
 
 
+def _consumer(name: str) -> str | None:
+    stamp = CONSUMERS / name / ".installed"
+    return None if stamp.exists() else f"no {name} at {CONSUMERS} (tests/setup/install-consumers {name})"
+
+
 _COMMON_AGENTS = ("agent:pi", "agent:mini_swe_agent")
 """What `tests/setup/install-agents` installs without arguments: the capability `agents`."""
 _PROBES: dict[str, Callable[[], str | None]] = {
@@ -78,13 +84,19 @@ _PROBES: dict[str, Callable[[], str | None]] = {
     "sharedfs": _sharedfs,
     "task-data": _task_data,
     "torch": _torch,
+    "consumers": lambda: _consumer("trainers"),
 }
 
 
 @cache
 def missing(capability: str) -> str | None:
-    """Why `capability` is not there; None where it is. `agent:NAME` is an installed agent program."""
+    """Why `capability` is not there; None where it is.
+
+    `agent:NAME` is an installed agent program, `consumer:NAME` what reads exports.
+    """
     kind, _, name = capability.partition(":")
+    if kind == "consumer":
+        return _consumer(name)
     return _agent(name) if kind == "agent" else _PROBES[capability]()
 
 
@@ -95,6 +107,9 @@ def need(capability: str) -> None:
         return
     message = f"capability {capability} is missing: {reason}"
     required = os.environ.get("HPCROLL_REQUIRE", "").split(",")
-    if capability in required or ("agents" in required and capability in _COMMON_AGENTS):
+    common = ("agents" in required and capability in _COMMON_AGENTS) or (
+        "consumers" in required and capability == "consumer:trainers"
+    )
+    if capability in required or common:
         pytest.fail(message)
     pytest.skip(message)

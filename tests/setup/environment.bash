@@ -8,6 +8,7 @@ images_dir=$base_dir/images
 agents_dir=$base_dir/agents
 venv_dir=$base_dir/venv
 engine_dir=$base_dir/engine
+consumers_dir=$base_dir/consumers
 source_dir=$base_dir/src
 data_dir=$base_dir/data
 # On a disk: /tmp may be memory (Debian 13), and images are unpacked here.
@@ -53,6 +54,16 @@ as_test_user() { # COMMAND...: in a clean environment and in the copy of the che
         PATH="$venv_dir/bin:$PATH" VIRTUAL_ENV="$venv_dir" \
         HYPOTHESIS_STORAGE_DIRECTORY="$scratch_dir/hypothesis" \
         HPCROLL_TEST_IMAGES="$images_dir" HPCROLL_TEST_AGENTS="$agents_dir" "$@"
+}
+
+# Some programs want a newer Python than Debian 12 has: HPCROLL_NEWER_PYTHON, else one on PATH or of pyenv.
+newer_python() {
+    local python
+    for python in "${HPCROLL_NEWER_PYTHON:-}" python3.13 python3.12 \
+        "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.1[23].*/bin/python3; do
+        [ -n "$python" ] && command -v "$python" && return 0
+    done
+    return 1
 }
 
 # --- the copy of the checkout, and the project in the tests' environment ---------------
@@ -115,5 +126,5 @@ prepare_run() {
     copy_task_data
     install -d -o "$test_user" -g "$(id -g "$test_user")" "$scratch_dir"
     # In CI a capability that the set-up installs must be there: its tests fail, not skip.
-    [ "${CI:-}" != true ] || export HPCROLL_REQUIRE=${HPCROLL_REQUIRE:-slurm,apptainer,bwrap,userns,sharedfs,task-data,engine,torch}
+    [ "${CI:-}" != true ] || export HPCROLL_REQUIRE=${HPCROLL_REQUIRE:-slurm,apptainer,bwrap,userns,sharedfs,task-data,engine,torch,consumers}
 }
