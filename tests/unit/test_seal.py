@@ -230,6 +230,26 @@ def test_slurms_word_counts_for_a_worker_that_stands_still(run: Run, workers: Ma
     assert (found.alive, list(found.unsure)) == ({runs.id}, [unknown.id])
 
 
+def test_slurm_is_asked_once_for_all_workers(
+    run: Run, workers: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.parent.mkdir()
+    squeue.write_text(
+        f'#!/bin/bash\necho "$@" >> {tmp_path}/asked\n'
+        "echo '7 COMPLETED 0'; echo '8 RUNNING 0'; echo '9 RUNNING 1'\n"
+    )
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{squeue.parent}:{os.environ['PATH']}")
+    made = {job: workers(run, **elsewhere(job)).id for job in ("7", "8", "9", "10")}
+    report = run.seal()
+    # 9 runs again under the same number, and Slurm has forgotten 10.
+    assert set(report.ended) == {made["7"], made["9"], made["10"]}
+    assert report.alive == (made["8"],)
+    (asked,) = (tmp_path / "asked").read_text().splitlines()
+    assert asked.endswith("--jobs=10,7,8,9")
+
+
 def test_cancelled_rollouts_of_a_dead_worker_are_committed(run: Run, workers: Make) -> None:
     worker = workers(run, pid=dead_pid())
     assert worker.claims.next() is not None
