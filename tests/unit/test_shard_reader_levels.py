@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hpcroll.errors import ConfigError
 from hpcroll.fs import publish
 from hpcroll.shards import RunReader, ShardWriter, open_run
+from hpcroll.shards.format.frames import FrameKind, parse_header
 from hpcroll.shards.level1.cursors import Cursors
 from hpcroll.shards.level1.packer import Packer, PackOptions
 from hpcroll.shards.level1.retention import Retention
@@ -399,3 +400,57 @@ def test_opens_and_listings_of_a_quiet_follower_are_few(run: ShardRun) -> None:
     assert len(ordinals(reader)) == 32
     assert reader.counts.opens < 400, "a look at everything in every round were 700"
     assert reader.counts.listings < 30
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_damaged_tokens_cost_their_rollouts_in_groups_and_steps_too(run: ShardRun, packed: bool) -> None:
+    with run.writer("w0") as writer:
+        addresses = run.commit(writer, "w0", range(16), **USABLE)
+    run.end("w0")
+    if packed:
+        pack(run, target_mb=0.01)
+        retain(run)
+        (path, *_) = sorted(run.paths.packs.glob("*.pack"))
+        flip(path, path.stat().st_size // 3)
+    else:
+        header = parse_header(run.paths.shard_file("w0", 0).read_bytes()[addresses[5].offset :])
+        assert header is not None
+        frame = header.frame(FrameKind.TOKENS)
+        flip(run.paths.shard_file("w0", 0), addresses[5].offset + frame.start + 3)
+    reader = open_run(run.paths.root, columns=["tokens"])
+    kept = set(ordinals(reader))
+    lost = reader.counts.committed_lost
+    assert len(kept) == 16 - lost < 16
+    groups = list(reader.groups("any"))
+    assert {n for group in groups for n in ordinals(group.members)} == kept
+    assert reader.counts.committed_lost == lost
+    steps = list(reader.steps(groups=1, max_tokens=8000))
+    rollouts = {str(name) for step in steps for batch in step.batches for name in batch.rollout_id}
+    assert rollouts <= {f"{SEGMENT}/{n}" for n in kept}
+    assert [g.group_id for step in steps for g in step.groups] == [
+        f"{SEGMENT}/g{n}" for n in range(4) if {4 * n, 4 * n + 1, 4 * n + 2, 4 * n + 3} <= kept
+    ]
+
+
+def test_row_that_is_damaged_after_it_was_planned_is_left_out_and_counted(run: ShardRun) -> None:
+    with run.writer("w0") as writer:
+        addresses = run.commit(writer, "w0", range(8), **USABLE)
+    run.end("w0")
+    publish(run.paths.closed, b"{}")
+
+    def steps() -> tuple[RunReader, list[int]]:
+        reader = open_run(run.paths.root).follow(trainer="grpo")
+        return reader, [len(b) for s in reader.steps(groups=1, max_tokens=8000) for b in s.batches]
+
+    _, whole = steps()
+    flip(run.paths.shard_file("w0", 0), addresses[5].offset + addresses[5].length // 2)
+    reader, damaged = steps()
+    assert len(damaged) == len(whole), "every rank still has as many micro-batches"
+    assert sum(damaged) < sum(whole)
+    assert (reader.counts.corrupt, reader.counts.committed_lost) == (1, 1)

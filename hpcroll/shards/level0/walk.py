@@ -50,6 +50,8 @@ class ShardWalk:
     counts: ReadCounts
     seen: int = 0
     pending: list[int] = field(default_factory=list)
+    light: bool = False
+    """Check the bytes of `columns`, and keep those of the summary alone."""
     settled: bool = False
     """The shard is finished and all of it was handed out or given up."""
 
@@ -134,6 +136,9 @@ class ShardWalk:
         data = shard.frames_at(offset, header, frames_of(self.columns))
         if data is None:
             return None
+        if self.light:
+            summary = data[: header.prefix_bytes(frames_of(()))]
+            return stored_record(Place(self.name, offset), header, frozenset(), summary)
         return stored_record(Place(self.name, offset), header, self.columns, data)
 
     def _read_marks(self) -> dict[int, RecordAddress]:

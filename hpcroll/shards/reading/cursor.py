@@ -32,6 +32,8 @@ class Cursor:
         columns: frozenset[Column],
         trust_marks: bool,
         counts: ReadCounts,
+        *,
+        light: bool,
     ) -> None:
         self.pack = 0
         self.rows = 0
@@ -40,6 +42,7 @@ class Cursor:
         self._columns = columns
         self._trust_marks = trust_marks
         self._counts = counts
+        self._light = light
         self._walks: dict[ShardName, ShardWalk] = {}
         self._packed: dict[ShardName, Frontier] = {}
         """What the packs before `pack` leave."""
@@ -58,6 +61,7 @@ class Cursor:
                 self._counts,
                 seen=packed.seen,
                 pending=sorted(packed.pending),
+                light=self._light,
             )
         return walk
 

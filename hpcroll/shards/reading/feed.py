@@ -67,20 +67,20 @@ class Feed:
         leg: str,
         *,
         columns: frozenset[Column],
-        level0_columns: frozenset[Column],
+        light: bool,
         part: Part,
         trust_marks: bool,
         following: Following | None,
     ) -> None:
-        """`columns`: what to read of packed records, `level0_columns`: of those on level 0; `part`: which
-        groups to hand out, the others count as handed out."""
+        """`light`: of records on level 0 the bytes of `columns` are checked, and only summaries are kept.
+        `part`: which groups to hand out, the others count as handed out."""
         self.ended: str | None = None
         """Why the stream ended: `closed`, the run is; `stopped`, the follower was; None while it goes on."""
         self._store = store
         self._paths = store.paths
         self._counts = store.counts
         self._following = following
-        self._cursor = Cursor(self._paths, leg, level0_columns, trust_marks, self._counts)
+        self._cursor = Cursor(self._paths, leg, columns, trust_marks, self._counts, light=light)
         self._packs = PackWalk(store, self._cursor, columns, part)
         self._part = part
         self._rhythms: dict[ShardName, _Rhythm] = {}

@@ -21,6 +21,7 @@ from hpcroll.shards.reading.store import Store
 from hpcroll.shards.reading.view import View
 
 T = TypeVar("T")
+_TOKENS = frozenset({Column.TOKENS})
 _STATE_FORMAT = 2
 
 
@@ -59,7 +60,9 @@ class Passes:
         position = self._begin_steps(settings)
 
         def resume(state: Mapping[str, Any]) -> Session:
-            self.session = self._new_session(frozenset(), self._view.rule, max_tokens=settings.max_tokens)
+            self.session = self._new_session(
+                _TOKENS, self._view.rule, summaries=True, max_tokens=settings.max_tokens
+            )
             self.session.load(state)
             return self.session
 
@@ -125,7 +128,13 @@ class Passes:
             self._presence.beat(self.session.state if position is None else lambda: position.session)
 
     def _new_session(
-        self, columns: frozenset[Column], rule: GroupRule, *, grouped: bool = True, max_tokens: int = 1
+        self,
+        columns: frozenset[Column],
+        rule: GroupRule,
+        *,
+        grouped: bool = True,
+        summaries: bool = False,
+        max_tokens: int = 1,
     ) -> Session:
         following = self._view.following
         if following is not None and self._presence is not None:
@@ -139,6 +148,7 @@ class Passes:
             rule=rule,
             freshness=self._freshness,
             grouped=grouped,
+            summaries=summaries,
             part=self._view.part,
             shuffle=self._view.shuffle,
             max_tokens=max_tokens,

@@ -20,6 +20,9 @@ from hpcroll.shards.reading.selection import Selection
 from hpcroll.shards.reading.shuffle import EVERYTHING, Part, Shuffle, ShuffleWindow
 from hpcroll.shards.reading.store import Store
 
+_SHOWS_S = 120.0
+"""Seconds until a record that was readable must be so again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -45,18 +48,20 @@ class Session:
         grouped: bool,
         part: Part = EVERYTHING,
         shuffle: Shuffle | None = None,
+        summaries: bool = False,
         max_tokens: int = 1,
     ) -> None:
-        """`grouped`: rollouts wait for their group, so that of level 0 only summaries are read before."""
+        """`grouped`: rollouts wait for their group, so that of level 0 only summaries are kept before.
+        `summaries`: what is delivered may have only those; the bytes of `columns` are still checked."""
         self._selection = selection
-        self._columns = columns
+        self._columns = frozenset[Column]() if summaries else columns
         self.freshness = freshness
         self._store = store
         self.feed = Feed(
             store,
             facts.final_leg,
             columns=columns,
-            level0_columns=frozenset() if grouped or shuffle else columns,
+            light=grouped or shuffle is not None,
             part=part,
             trust_marks=selection.trust_marks,
             following=following,
@@ -108,11 +113,12 @@ class Session:
             held.update((member.place, member) for member in group.usable)
 
         for rows in self.row_batches(hold):
-            stored = [held.get(row.place) or self._store.read(row.place, self._columns) for row in rows]
+            lacking = {row.place for row in rows} - held.keys()
+            stored = held | self._store.read_all(lacking, self._columns, _SHOWS_S)
             waiting = {row.place for row in self._packer.waiting}
             for place in held.keys() - waiting:
                 del held[place]
-            yield batch_of([load_row(row, whole) for row, whole in zip(rows, stored, strict=True)])
+            yield batch_of([load_row(row, stored[row.place]) for row in rows if row.place in stored])
 
     def state(self) -> dict[str, Any]:
         return {
@@ -143,20 +149,21 @@ class Session:
 
     def _fresh(self, drawn: Iterator[ReadyGroup]) -> Iterator[StoredTrajectory]:
         read = (self._whole(member) for ready in drawn for member in ready.members)
-        return (stored for stored in read if not self.is_stale(stored.summary))
+        return (stored for stored in read if stored is not None and not self.is_stale(stored.summary))
 
     def _decide(self, ready: ReadyGroup) -> Decision:
-        read = [self._whole(member) for member in ready.members]
+        read = [stored for member in ready.members if (stored := self._whole(member)) is not None]
         wanted = [stored for stored in read if self._selection.accepts(stored.summary)]
         members = tuple(stored for stored in wanted if not self.is_stale(stored.summary))
         group = Group(ready.group_id, ready.size, len(ready.members), members)
         return Decision(group, len(wanted) - len(members))
 
-    def _whole(self, member: Held) -> StoredTrajectory:
+    def _whole(self, member: Held) -> StoredTrajectory | None:
+        """The member with its columns; None where it was damaged since it was looked at, which is counted."""
         stored = member.stored
         if stored is not None and stored.columns >= self._columns:
             return stored
-        return self._store.read(member.place, self._columns)
+        return self._store.read_all([member.place], self._columns, _SHOWS_S).get(member.place)
 
     def _delivers(self, summary: Summary) -> bool:
         return self._selection.accepts(summary) and not self.is_stale(summary)

@@ -126,9 +126,10 @@ class Stepping:
         )
 
     def load(self, rows: Sequence[Row]) -> Batch:
-        """The batch of `rows`; waits for records that this rank's mount does not show yet."""
+        """The batch of `rows`; waits for records that this rank's mount does not show yet. Those that were
+        damaged since they were planned are left out, and counted."""
         stored = self.store.read_all({row.place for row in rows}, _TOKENS, self.timeout_s)
-        return batch_of([load_row(row, stored[row.place]) for row in rows])
+        return batch_of([load_row(row, stored[row.place]) for row in rows if row.place in stored])
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from typing import Self
 from hpcroll.contract import RolloutRef
 from hpcroll.errors import ShardCorruptError
 from hpcroll.fs.paths import RunPaths
+from hpcroll.shards.format.frames import HEADER_BYTES_MOST
 from hpcroll.shards.format.place import Place, ShardName
 from hpcroll.shards.format.stored import Column, StoredTrajectory, frames_of, stored_record
-from hpcroll.shards.level0.shard_file import OpenShard
+from hpcroll.shards.level0.shard_file import OpenShard, is_finished
 from hpcroll.shards.level0.walk import ReadCounts
 from hpcroll.shards.level1.chain import PackChain
 from hpcroll.shards.level1.pack_file import OpenPack
@@ -71,46 +72,39 @@ class Store:
         self._packs.move_to_end(generation)
         return pack
 
-    def read(self, place: Place, columns: Collection[Column]) -> StoredTrajectory:
-        """The committed record at `place`; raises `ShardCorruptError` where it is not readable (yet)."""
-        stored = self.find(place, frozenset(columns))
-        if stored is None:
-            raise ShardCorruptError(
-                f"{self.paths.shard_file(place.shard.incarnation, place.shard.index)}: the record at "
-                f"{place.offset} is neither there nor in a pack; run `hpcroll shards verify`"
-            )
-        return stored
-
     def read_all(
         self, places: Collection[Place], columns: frozenset[Column], patience_s: float
     ) -> dict[Place, StoredTrajectory]:
-        """The records at `places`, which another node has seen; waits until they can be seen from here.
+        """The committed records at `places`, which somebody has seen; waits until they can be seen from here.
 
-        Packed ones are read block by block. Raises like `read` after `patience_s` seconds.
+        Packed ones are read block by block. Those that are damaged for good are missing in the result, and
+        counted. Raises `ShardCorruptError` for others that do not show within `patience_s` seconds.
         """
         found: dict[Place, StoredTrajectory] = {}
+        missing = set(places)
         patience = Patience(patience_s)
-        while True:
+        while missing:
             packed: dict[tuple[int, int], Place] = {}
-            for place in sorted(set(places) - found.keys(), key=lambda p: (p.shard, p.offset)):
+            for place in sorted(missing, key=lambda p: (p.shard, p.offset)):
                 if (stored := self._still_on_level0(place, columns)) is not None:
                     found[place] = stored
                 elif (row := self._row(place)) is not None:
                     packed[row] = place
+                elif self._is_lost(place, columns):
+                    self._count_lost(place, missing)
             for (generation, number), place in sorted(packed.items()):
-                found[place] = self.pack(generation).read(number, columns)
-            missing = set(places) - found.keys()
-            if not missing:
-                return found
-            if not patience.wait():
-                self.read(min(missing, key=str), columns)
-
-    def find(self, place: Place, columns: frozenset[Column]) -> StoredTrajectory | None:
-        """The record at `place`; None where its bytes are not there, or not as written."""
-        stored = self._still_on_level0(place, columns)
-        if stored is None and (row := self._row(place)) is not None:
-            stored = self.pack(row[0]).read(row[1], columns)
-        return stored
+                try:
+                    found[place] = self.pack(generation).read(number, columns)
+                except ShardCorruptError:
+                    self._count_lost(place, missing)
+            missing -= found.keys()
+            if missing and not patience.wait():
+                place = min(missing, key=lambda p: (p.shard, p.offset))
+                raise ShardCorruptError(
+                    f"{self.paths.shard_file(place.shard.incarnation, place.shard.index)}: the record at "
+                    f"{place.offset} is neither there nor in a pack; run `hpcroll shards verify`"
+                )
+        return found
 
     def packed_rollout(
         self, ref: RolloutRef, owner: str, columns: frozenset[Column]
@@ -161,6 +155,32 @@ class Store:
         if self.chain.holds(place):
             self._gone.add(place.shard)
         return None
+
+    def _is_lost(self, place: Place, columns: frozenset[Column]) -> bool:
+        """Whether the record's shard is there and will not change, although the record is not as written."""
+        self.counts.opens += 3
+        if not is_finished(self.paths, place.shard):
+            return False
+        try:
+            # Now that the owner is known to be gone: bytes that only now show are not damage.
+            return self.on_level0(place, columns) is None and self._shows(place)
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
+            return False
+
+    def _shows(self, place: Place) -> bool:
+        """Whether the shard is long enough here to hold the record, as far as can be told."""
+        with OpenShard(self.paths, place.shard) as shard:
+            header = shard.header_at(place.offset)
+            return shard.size >= place.offset + (
+                header.record_bytes if header is not None else HEADER_BYTES_MOST
+            )
+
+    def _count_lost(self, place: Place, missing: set[Place]) -> None:
+        missing.discard(place)
+        self.counts.corrupt += 1
+        self.counts.committed_lost += 1
 
     def _row(self, place: Place) -> tuple[int, int] | None:
         """The pack and the row that hold the entry at `place`; None where none is known to."""
