@@ -9,6 +9,7 @@ import select
 import shutil
 import signal
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ from typing import Any
 FLIPS = 24
 CUTS = 8
 SEED = 1
-_TIME_OUT_S = 5
+_LONGEST_S = 120
+"""For the undamaged data; damaged ones are given up after ten times what those took."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +44,22 @@ def damage(form: Any, folder: Path, keys: Sequence[str]) -> dict[str, Any]:
         shutil.copytree(folder, whole)
         # In a fork too: a library that has run threads here would not survive the later ones.
         getattr(form, "load", lambda: None)()
-        answer = _in_a_fork(form, whole, keys)
+        began_s = time.monotonic()
+        answer = _in_a_fork(form, whole, keys, _LONGEST_S)
+        patience_s = 2 + 10 * (time.monotonic() - began_s)
         if answer is None or len(answer[0]) != len(keys) or answer[1]:
             raise SystemExit(f"{form.name}: the set cannot be read undamaged")
         truth = Counter(answer[0])
         rng, counts = random.Random(f"flips {SEED}"), Counter[str]()
         for _ in range(FLIPS):
             place = _place(folder, rng.random())
-            counts[_fate(_trial(form, folder, keys, truth, place, bit=rng.randrange(8)), len(keys))] += 1
+            counts[
+                _fate(_trial(form, folder, keys, truth, place, rng.randrange(8), patience_s), len(keys))
+            ] += 1
         rng, left, kept = random.Random(f"cuts {SEED}"), [], []
         for _ in range(CUTS):
             share = rng.uniform(0.05, 0.95)
-            found = _trial(form, folder, keys, truth, _place(folder, share), bit=None)
+            found = _trial(form, folder, keys, truth, _place(folder, share), None, patience_s)
             left.append(found.right / len(keys))
             kept.append(share)
     return {
@@ -95,8 +101,8 @@ def _trial(
     keys: Sequence[str],
     truth: Counter[str],
     place: tuple[Path, int],
-    *,
     bit: int | None,
+    patience_s: float,
 ) -> Found:
     """Flips a bit of a copy, or cuts it off there (`bit` None), and reads it in a process of its own."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -111,7 +117,7 @@ def _trial(
                 byte = file.read(1)[0]
                 file.seek(offset)
                 file.write(bytes([byte ^ 1 << bit]))
-        answer = _in_a_fork(form, copy, keys)
+        answer = _in_a_fork(form, copy, keys, patience_s)
     if answer is None:
         return Found(0, 0, said=True)
     digests, said = answer
@@ -140,8 +146,10 @@ def _digests(form: Any, folder: Path, keys: Sequence[str]) -> tuple[list[str], b
     return digests, said or bool(getattr(reader, "noticed", 0))
 
 
-def _in_a_fork(form: Any, folder: Path, keys: Sequence[str]) -> tuple[list[str], bool] | None:
-    """The same in a forked process; None where it died or hung."""
+def _in_a_fork(
+    form: Any, folder: Path, keys: Sequence[str], patience_s: float
+) -> tuple[list[str], bool] | None:
+    """The same in a forked process; None where it died, or hung for `patience_s`."""
     readable, writable = os.pipe()
     child = os.fork()
     if not child:
@@ -157,7 +165,7 @@ def _in_a_fork(form: Any, folder: Path, keys: Sequence[str]) -> tuple[list[str],
     os.close(writable)
     parts = []
     with os.fdopen(readable, "rb", buffering=0) as pipe:
-        while select.select([pipe], [], [], _TIME_OUT_S)[0]:
+        while select.select([pipe], [], [], patience_s)[0]:
             part = pipe.read(1 << 16)
             if not part:
                 break

@@ -109,6 +109,9 @@ class WebDataset:
 
     name = "WebDataset tar.zst"
 
+    def load(self) -> None:
+        import webdataset  # noqa: F401
+
     def write(self, rows: RawSet, folder: Path) -> None:
         import webdataset
         import zstandard
