@@ -80,6 +80,7 @@ class Pool:
             self._do(lines[-1])
         else:
             self._advance(_Moment(0, StepCounts()))
+        self._policy.expect(more=not self.lines[-1].last)
 
     def __enter__(self) -> Self:
         self._stop.clear()
@@ -133,6 +134,8 @@ class Pool:
             line = self._find(moment) or self._advance(moment)
             assert line is not None, "a step has a line"
             self._settle(step.counts)
+            if line.last:
+                self._policy.expect(more=False)
             return line
 
     def tend(self) -> PoolLine | None:

@@ -172,6 +172,13 @@ class PolicyRegistry:
             )
         return allowed
 
+    def expect(self, *, more: bool) -> None:
+        """Tells workers whether further groups will be submitted.
+
+        Then they wait for them as long as for a window (`launch.window_wait_s`), not `launch.idle_s`.
+        """
+        self._window.expect(more=more)
+
     def allowance(self) -> Allowance:
         """What workers may start now."""
         return allowance(self._window.read(), self.latest())

@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 
 from hpcroll.contract import Frozen
 from hpcroll.contract.policy import PolicyVersion
-from hpcroll.errors import ConfigError
+from hpcroll.errors import ConfigError, SpoolError
 from hpcroll.fs import RunPaths
 from hpcroll.policy.state_chain import ChainState, StateChain
 from hpcroll.policy.versions import read_latest
@@ -50,6 +50,8 @@ class WindowState(ChainState):
     """Groups that the trainer is through with, whatever became of them."""
     dropped: int = Field(default=0, ge=0)
     """How many of those it did not train on."""
+    more: bool = False
+    """Further groups will be submitted: a worker that finds none is not through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,10 @@ class Window:
 
         return self._chain.change(raise_to)
 
+    def expect(self, *, more: bool) -> None:
+        """Says whether further groups will be submitted."""
+        self._chain.change(lambda state: state.model_copy(update={"more": more}))
+
 
 class WindowWatch:
     """What a worker may start, about `LOOK_S` old. For one thread."""
@@ -152,6 +158,7 @@ class WindowWatch:
         self._clock = clock
         self._seen: Allowance | None = None
         self._looked_at_s = 0.0
+        self._more = False
 
     def limit(self) -> int | None:
         """Groups at positions below it may be started; None: all.
@@ -173,8 +180,18 @@ class WindowWatch:
         self._looked_at_s = now_s
         return self._seen.limit
 
+    def expects_more(self) -> bool:
+        """Whether further groups will be submitted; also where that cannot be read."""
+        try:
+            self.limit()
+        except (OSError, SpoolError) as error:
+            log.warning("window=unread: %s", error)
+            return True
+        return self._more
+
     def _look(self) -> Allowance:
         state = self._chain.read_existing()
+        self._more = state.more
         bounds = state.bounds
         latest = None
         if bounds is not None and bounds.versions is not None:

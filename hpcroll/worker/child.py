@@ -82,6 +82,7 @@ async def _work(spool: Spool, leg: int, *, rank: int, announce_fd: int) -> int:
         renderer = gateway.renderer if gateway is not None else None
         pools = StagePools(config.stages, stages, events, admission=admission)
         jobs = SlurmJobs(config.lease.scheduler_poll_s)
+        window = WindowWatch(spool.paths, config.model.name)
         worker = Worker(
             spool,
             incarnation,
@@ -89,7 +90,7 @@ async def _work(spool: Spool, leg: int, *, rank: int, announce_fd: int) -> int:
                 spool,
                 incarnation,
                 job_ended=jobs.ended,
-                limit=WindowWatch(spool.paths, config.model.name).limit,
+                limit=window.limit,
             ),
             pools=pools,
             conductor=Conductor(
@@ -109,6 +110,7 @@ async def _work(spool: Spool, leg: int, *, rank: int, announce_fd: int) -> int:
             committer=Committer(writer, window_s=config.shards.commit_window_s),
             heartbeat=Heartbeat(incarnation),
             events=events,
+            more=window.expects_more,
         )
         # What was imported stays: looking through it stops every stream, for tens of milliseconds each time.
         gc.collect()

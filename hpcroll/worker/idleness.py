@@ -17,10 +17,16 @@ class Idleness:
     """Why it ends then; None where nothing is left."""
 
 
-def idleness(claims: Claims, launch: LaunchConfig) -> Idleness | None:
-    """After a look that found nothing to claim; None where there may soon be something again."""
+def idleness(claims: Claims, launch: LaunchConfig, *, more: bool) -> Idleness | None:
+    """After a look that found nothing to claim; None where there may soon be something again.
+
+    `more`: somebody said that further groups will be submitted.
+    """
     if claims.finished():
-        return Idleness(launch.idle_s)
+        if not more:
+            return Idleness(launch.idle_s)
+        patience_s = max(launch.idle_s, launch.window_wait_s)
+        return Idleness(patience_s, f"nothing further was submitted for {patience_s:g} s")
     if claims.waits_for_limit:
         because = f"the window let nothing start for {launch.window_wait_s:g} s"
         return Idleness(launch.window_wait_s, because)

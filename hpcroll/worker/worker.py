@@ -42,7 +42,9 @@ class Worker:
         committer: Committer,
         heartbeat: Heartbeat,
         events: EventLog,
+        more: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`more`: tells whether further groups will be submitted, when there is nothing to do."""
         self._spool = spool
         self._incarnation = incarnation
         self._claims = claims
@@ -51,6 +53,7 @@ class Worker:
         self._committer = committer
         self._heartbeat = heartbeat
         self._events = events
+        self._more = more
         self._drain = Drain(spool.config.stages.drain_grace_s)
         self._tasks: dict[asyncio.Task[None], Flight] = {}
         self._adopted: set[str] = set()
@@ -98,7 +101,10 @@ class Worker:
                 continue
             if not self._tasks and self._claims.needs_successor:
                 self._renew("rollouts are left that only a new incarnation may claim")
-            now_idle = None if self._tasks else idleness(self._claims, self._spool.config.launch)
+            now_idle = None
+            if not self._tasks:
+                more = not self._spool.wishes.closed and await asyncio.to_thread(self._more)
+                now_idle = idleness(self._claims, self._spool.config.launch, more=more)
             if now_idle != idle:
                 idle, idle_since = now_idle, time.monotonic()
                 if idle is not None and idle.because is not None:

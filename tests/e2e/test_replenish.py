@@ -24,6 +24,7 @@ from tests.capabilities import need
 
 WAIT_S = 300.0
 SAMPLES, STEPS, AHEAD = 4, 4, 4
+SIZE = {"samples": SAMPLES, "groups_per_step": 2, "oversample": 1.5, "steps": STEPS, "min_usable": 3}
 SPEC = {"verify": ["sh", "-c", "cp answer.txt reward.txt || echo 0 > reward.txt"]}
 
 
@@ -41,8 +42,7 @@ from hpcroll.shards import open_run
 root, state, kill_at = Path(sys.argv[1]), Path(sys.argv[3]), int(sys.argv[4])
 run = Run.open(root)
 run.policy.window(groups={AHEAD})
-size = dict(samples={SAMPLES}, groups_per_step=2, oversample=1.5, steps={STEPS}, min_usable=3)
-pool = run.replenish(sys.argv[2], key="pool", **size)
+pool = run.replenish(sys.argv[2], key="pool", **{SIZE})
 reader = open_run(root, columns=("tokens",)).follow(trainer="grpo", min_usable=3)
 if state.exists():
     reader.load_state_dict(json.loads(state.read_text()))
@@ -85,16 +85,20 @@ def run(tmp_path: Path, serve_scripts: Callable[..., str]) -> Run:
             "on_timeout": "mask",
         },
         "lease": {"beat_s": 0.5, "silence_s": 60},
-        "launch": {"launcher": "local", "idle_s": 600},
+        "launch": {"launcher": "local", "idle_s": 2},
     }
     return Run.create(tmp_path / "run", config=config)
 
 
+def write_tasks(run: Run) -> Path:
+    file = run.path.parent / "tasks.jsonl"
+    file.write_text("".join(f"{task.to_json()}\n" for task in tasks()))
+    return file
+
+
 def train(run: Run, *, kill_at: int = 0) -> list[dict[str, Any]]:
     """What a trainer says that lives until it has taken step `kill_at`, before it saved its state."""
-    folder = run.path.parent
-    file = folder / "tasks.jsonl"
-    file.write_text("".join(f"{task.to_json()}\n" for task in tasks()))
+    folder, file = run.path.parent, write_tasks(run)
     argv = [sys.executable, "-c", TRAINER, str(run.path), str(file), str(folder / "state"), str(kill_at)]
     said = []
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
@@ -143,7 +147,9 @@ def watched(run: Run) -> Iterator[list[str]]:
 
 
 def test_pool_of_a_trainer_that_is_killed_adds_up_and_ends_clean(run: Run, watched: list[str]) -> None:
-    run.launch(workers=2)
+    # Filled before the workers start, which would find nothing and end.
+    with run.replenish(write_tasks(run), key="pool", **SIZE):
+        run.launch(workers=2)
     first = train(run, kill_at=2)
     assert [said["step"] for said in first] == [1, 2]
     second = train(run)
@@ -167,7 +173,6 @@ def test_pool_of_a_trainer_that_is_killed_adds_up_and_ends_clean(run: Run, watch
     while sum(1 for _ in run.results(wait=False)) < total * SAMPLES:
         assert time.monotonic() < deadline, "not everything ends"
         time.sleep(0.2)
-    run.drain()
     while any(state in (JobState.PENDING, JobState.RUNNING) for state in run.job_states()):
         assert time.monotonic() < deadline, "the workers stay"
         time.sleep(0.2)

@@ -193,6 +193,20 @@ def test_watch_looks_again_after_a_second_and_not_before(paths: RunPaths) -> Non
     assert watch.limit() == 8
 
 
+def test_watch_tells_whether_more_will_be_submitted(paths: RunPaths) -> None:
+    clock = Clock()
+    trainer, watch = PolicyRegistry(paths), WindowWatch(paths, "policy", clock=clock)
+    assert not watch.expects_more()
+    trainer.expect(more=True)
+    trainer.settle(3)
+    clock.now_s += LOOK_S
+    assert watch.expects_more()
+    assert watch.limit() is None
+    trainer.expect(more=False)
+    clock.now_s += LOOK_S
+    assert not watch.expects_more()
+
+
 def test_watch_follows_publications_of_its_own_policy(paths: RunPaths) -> None:
     clock = Clock()
     trainer, watch = PolicyRegistry(paths), WindowWatch(paths, "policy", clock=clock)
