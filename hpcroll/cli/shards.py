@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 @group.command(name="ls")
 def list_files(run_dir: RunDirectory, json: Json = False) -> None:
-    """List the run's shards: size, committed records, tokens."""
+    """List the run's shards and packs: size, committed records, tokens."""
     from hpcroll.cli.output import print_rows, progress
     from hpcroll.report import list_shard_files
 

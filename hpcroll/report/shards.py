@@ -10,11 +10,16 @@ from typing import Any
 from hpcroll.contract import Trajectory, canonical_json
 from hpcroll.fs import RunPaths
 from hpcroll.shards import StoredTrajectory, open_run
+from hpcroll.shards.level1.chain import PackChain
+from hpcroll.shards.level1.pack_file import OpenPack
 from hpcroll.trajectory import RowStats, row_stats
 
 
 def list_shard_files(run_dir: Path) -> list[dict[str, Any]]:
-    """One row per shard file: worker, bytes, and what of it is committed."""
+    """One row per shard file, with what of it is committed, and one per pack.
+
+    What is on both levels, a reader takes once.
+    """
     records: Counter[tuple[str, int]] = Counter()
     tokens: Counter[tuple[str, int]] = Counter()
     for stored in open_run(run_dir, columns=()):
@@ -33,7 +38,20 @@ def list_shard_files(run_dir: Path) -> list[dict[str, Any]]:
                 "tokens": tokens[place],
             }
         )
-    return rows
+    return rows + list(_packs(RunPaths(run_dir)))
+
+
+def _packs(paths: RunPaths) -> Iterator[dict[str, Any]]:
+    chain = PackChain(paths)
+    chain.refresh()
+    for manifest in chain:
+        with OpenPack(chain.data_file(manifest), manifest) as pack:
+            yield {
+                "shard": manifest.file,
+                "size_bytes": manifest.size_bytes,
+                "committed": len(pack),
+                "tokens": int(pack.rows.lengths.sum()),
+            }
 
 
 def trajectory_lines(
