@@ -82,7 +82,7 @@ def test_replies_sampled_together_have_the_log_probabilities_that_the_trainer_co
     for version, path in enumerate(paths):
         torch.manual_seed(version)
         save_weights(Policy(), path)
-    prompts = [render_prompt([{"role": "user", "content": f"{n} plus {n * 7}"}]) for n in range(1, 41)]
+    prompts = [render_prompt([{"role": "user", "content": f"{n} minus {n * 7}"}]) for n in range(1, 41)]
 
     async def ask(engine: Engine) -> list[Sample]:
         waiting = (engine.sample(prompt, max_tokens=12, seed=n) for n, prompt in enumerate(prompts))

@@ -14,21 +14,8 @@ from typing import Any
 END, BASH, SUBMIT = "<end>", "<bash>", "<submit>"
 USER, TOOL, ASSISTANT, UNKNOWN = "<user>", "<tool>", "<assistant>", "<unknown>"
 COMMAND_BEGIN, COMMAND_END = "echo $((", "))"
-_WORDS = (
-    "add",
-    "and",
-    "by",
-    "divide",
-    "minus",
-    "modulo",
-    "multiply",
-    "of",
-    "over",
-    "plus",
-    "remainder",
-    "times",
-)
-SAYABLE = (END, BASH, SUBMIT, *"0123456789+-*/%", " ", "\n", COMMAND_BEGIN, COMMAND_END, *_WORDS)
+_WORDS = ("add", "and", "minus", "over", "times")
+SAYABLE = (END, BASH, SUBMIT, *"0123456789+-*/", " ", "\n", COMMAND_BEGIN, COMMAND_END, *_WORDS)
 """Pieces that the model can sample: ids 0 up."""
 PIECES = (*SAYABLE, "[exit status 0]", USER, TOOL, ASSISTANT, UNKNOWN)
 """All pieces by id; those behind the sayable ones stand in prompts only."""
