@@ -314,7 +314,7 @@ class LaunchConfig(Strict):
     idle_s: float = Field(default=30.0, ge=0)
     """Seconds without any unfinished rollout after which a worker ends."""
     window_wait_s: float = Field(default=1800.0, ge=0)
-    """Seconds without work, while the trainer's window lets no further group start, after which it ends."""
+    """Seconds of waiting for the trainer's window or its pool, without work, after which a worker ends."""
     setup: tuple[str, ...] = ()
     """Shell lines run in the job before the worker starts (module load, export ...)."""
     sbatch: dict[str, JsonValue] = Field(default_factory=dict)
