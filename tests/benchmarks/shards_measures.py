@@ -62,7 +62,7 @@ class Result:
 
 @dataclass
 class Measured:
-    """All results of a set, and zstd alone over the token frames of the packs, by round."""
+    """All results of a set, and zstd alone over the same columns, by round."""
 
     results: dict[str, Result] = field(default_factory=dict)
     limit_s: dict[int, float] = field(default_factory=dict)
@@ -106,8 +106,7 @@ class Measures:
                 if number and key in SLOW:
                     continue
                 self._read(measured, key, number)
-            if "packed" in formats:
-                measured.limit_s[number] = self._ask("limit", "packed")["seconds"]
+            measured.limit_s[number] = self._ask("limit", "packed")["seconds"]
         for key in formats:
             found = self._ask("random", key)
             measured.results[key].random = {name: v for name, v in found.items() if name != "name"}

@@ -16,8 +16,6 @@ from hpcroll.fs import RunPaths, claim_name, make_directories, publish
 from hpcroll.shards import RecordAddress, ShardWriter, StoredTrajectory, open_run
 from hpcroll.shards.format.frames import FrameKind, open_frame
 from hpcroll.shards.format.stored import RecordBytes
-from hpcroll.shards.level1.block import BlockKind, parse_block_header
-from hpcroll.shards.level1.chain import PackChain
 from hpcroll.shards.level1.packer import Packer, PackOptions
 from hpcroll.shards.level1.retention import Retention
 from tests.benchmarks.shards_formats import LEVEL, Reader
@@ -183,21 +181,3 @@ def _json_of(stored: StoredTrajectory) -> Iterator[bytes]:
             yield open_frame(source.header, kind, source.data)
         else:
             yield source._require(kind)
-
-
-def token_frames(root: Path) -> list[tuple[memoryview, int]]:
-    """The compressed frames of ids, masks and log-probabilities in the packs of a run, with raw sizes."""
-    chain = PackChain(RunPaths(root))
-    chain.refresh()
-    found = []
-    for manifest in chain:
-        data = memoryview(chain.data_file(manifest).read_bytes())
-        offset = 0
-        while (header := parse_block_header(data[offset:])) is not None:
-            for kind in (BlockKind.TOKENS, BlockKind.LOGPROBS):
-                frame = header.frame(kind)
-                if frame is not None:
-                    part = data[offset + frame.start : offset + frame.end]
-                    found.append((part, frame.raw_bytes))
-            offset += header.block_bytes
-    return found
