@@ -48,6 +48,8 @@ def read(consumer: str, script: str, *arguments: object, home: Path) -> list[Any
         "WANDB_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
         "OMP_NUM_THREADS": "1",
+        # A copied interpreter looks for its library where it was built.
+        "LD_LIBRARY_PATH": ":".join(str(path) for path in CONSUMERS.glob("python-*/lib")),
     }
     done = subprocess.run(argv, capture_output=True, text=True, timeout=500, env=environment, cwd=home)
     assert done.returncode == 0, done.stderr[-4000:]
