@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcroll.shards import encode_trajectory, verify_run
+from hpcroll.errors import ShardCorruptError
+from hpcroll.shards import encode_trajectory, open_run, verify_run
 from hpcroll.shards.format.place import ShardName
 from hpcroll.shards.level1.chain import InputRange, Manifest, PackChain
 from hpcroll.shards.level1.packer import Packer, PackOptions
@@ -168,3 +169,9 @@ def test_manifest_of_a_newer_major_is_refused_by_name(run: ShardRun) -> None:
         patch.setattr("hpcroll.shards.level1.chain.SCHEMA", "2.0")
         path.write_bytes(manifest.to_bytes())
     assert any("use the hpcroll that wrote it" in problem for problem in verify_run(run.paths.root).problems)
+
+
+def test_reader_names_a_pack_whose_file_is_gone(run: ShardRun) -> None:
+    _lose_data(run)
+    with pytest.raises(ShardCorruptError, match=r"is gone, which holds 4 rollouts \(pack 1\); put it back"):
+        list(open_run(run.paths.root))

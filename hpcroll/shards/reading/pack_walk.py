@@ -33,7 +33,7 @@ class PackWalk:
             manifest = self._store.chain[self._cursor.pack]
             if self._may_hold_more(manifest):
                 self._store.counts.opens += 1
-                with OpenPack(self._store.chain.data_file(manifest), manifest) as pack:
+                with self._store.open_pack(manifest.generation) as pack:
                     self._store.counts.corrupt += pack.index_damaged
                     yield from self._rows(manifest, pack)
             self._cursor.pass_pack(manifest)

@@ -65,12 +65,25 @@ class Store:
         pack = self._packs.get(generation)
         if pack is None:
             self.counts.opens += 1
-            manifest = self.chain[generation]
-            pack = self._packs[generation] = OpenPack(self.chain.data_file(manifest), manifest)
+            pack = self._packs[generation] = self.open_pack(generation)
             while len(self._packs) > _OPEN_PACKS:
                 self._packs.popitem(last=False)[1].close()
         self._packs.move_to_end(generation)
         return pack
+
+    def open_pack(self, generation: int) -> OpenPack:
+        """The `generation`-th pack, for the caller to close; raises `ShardCorruptError` where it is gone."""
+        manifest = self.chain[generation]
+        path = self.chain.data_file(manifest)
+        try:
+            return OpenPack(path, manifest)
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
+            raise ShardCorruptError(
+                f"{path} is gone, which holds {manifest.rows} rollouts (pack {generation}); put it back: "
+                f"`hpcroll shards verify {self.paths.root}` says which of them level 0 still holds"
+            ) from error
 
     def read_all(
         self, places: Collection[Place], columns: frozenset[Column], patience_s: float
