@@ -170,11 +170,13 @@ class OpenPack:
     @cached_property
     def _places(self) -> NDArray[np.int64]:
         rows = self.rows
-        return np.lexsort((rows.offset, rows.shard_index, rows.incarnation))
+        order: NDArray[np.int64] = np.lexsort((rows.offset, rows.shard_index, rows.incarnation))
+        return order
 
     @cached_property
     def _refs(self) -> NDArray[np.int64]:
-        return np.lexsort((self.rows.ordinal, self.rows.segment))
+        order: NDArray[np.int64] = np.lexsort((self.rows.ordinal, self.rows.segment))
+        return order
 
     @staticmethod
     def _find(
