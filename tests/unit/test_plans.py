@@ -74,6 +74,26 @@ def test_a_step_holds_whole_groups_and_their_statistics(run: ShardRun) -> None:
     assert trained == sum(int(t.loss_mask.sum()) for n in range(16) for t in trajectory(n).tokens)
 
 
+def test_dropped_groups_are_told_of_while_a_step_waits_for_others(run: ShardRun) -> None:
+    heard: list[tuple[int, int]] = []
+
+    def settle(settled: int, /, *, dropped: int) -> None:
+        heard.append((settled, dropped))
+        if settled == 2:  # what a window lets start in their place
+            commit(run, range(8, 16), incarnation="w1")
+            publish(run.paths.closed, b"{}")
+
+    commit(run, range(4), reward=1.0)
+    commit(run, range(4, 8), incarnation="w2", trainable=False, not_trainable_because=("masked",))
+    steps = follower(run, min_usable=2).steps(
+        groups=2, max_tokens=MAX_TOKENS, drop_zero_variance=True, settle=settle
+    )
+    step = next(steps)
+    assert heard == [(1, 1), (2, 2)]
+    assert group_ids([step]) == [f"{SEGMENT}/g2", f"{SEGMENT}/g3"]
+    assert (step.settled_groups, step.counts.zero_variance, step.counts.short) == (4, 1, 1)
+
+
 def test_ranks_take_the_same_steps_and_share_their_rows(run: ShardRun) -> None:
     commit(run, range(32))
     publish(run.paths.closed, b"{}")

@@ -135,6 +135,8 @@ class GroupAssembly:
     rule: GroupRule
     judge: Callable[[Summary], Fate]
     counts: GroupCounts = field(default_factory=GroupCounts)
+    dropped: Callable[[], None] = lambda: None
+    """Called after a complete group was counted instead of released."""
     _open: dict[str, _OpenGroup] = field(default_factory=dict)
     _served: dict[str, int] = field(default_factory=dict)
     """Groups delivered early, and how many members are still to come."""
@@ -175,6 +177,7 @@ class GroupAssembly:
                 self.counts.stale_groups += 1
             else:
                 self.counts.short += 1
+            self.dropped()
         return None
 
     def rest(self) -> Iterator[ReadyGroup]:

@@ -15,7 +15,7 @@ from hpcroll.shards.reading.plan import branch_name
 from hpcroll.shards.reading.planner import StepSettings
 from hpcroll.shards.reading.presence import Presence
 from hpcroll.shards.reading.session import Session
-from hpcroll.shards.reading.step import Step, StepCounts
+from hpcroll.shards.reading.step import Settle, Step, StepCounts
 from hpcroll.shards.reading.stepping import Position, Stepping
 from hpcroll.shards.reading.store import Store
 from hpcroll.shards.reading.view import View
@@ -54,7 +54,7 @@ class Passes:
         self.session = session
         return session
 
-    def steps(self, settings: StepSettings, timeout_s: float) -> Iterator[Step]:
+    def steps(self, settings: StepSettings, timeout_s: float, settle: Settle | None = None) -> Iterator[Step]:
         """A new pass in steps."""
         following, presence = self._view.following, self._presence
         position = self._begin_steps(settings)
@@ -75,6 +75,7 @@ class Passes:
             stop=following.stop if following is not None else lambda: False,
             timeout_s=timeout_s,
             sign=presence.sign if presence is not None else lambda: None,
+            settle=settle,
         )
         return self.alive(stepping.steps(position))
 

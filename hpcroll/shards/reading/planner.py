@@ -12,7 +12,7 @@ from hpcroll.shards.reading.groups import Group
 from hpcroll.shards.reading.plan import Plan
 from hpcroll.shards.reading.rows import Row, require_fits, rows_of
 from hpcroll.shards.reading.session import Decision, Session
-from hpcroll.shards.reading.step import StepCounts, StepVersions
+from hpcroll.shards.reading.step import Settle, StepCounts, StepVersions
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,17 @@ class Planner:
     """Plans step after step from one session; `counts` is what became of groups before it."""
 
     def __init__(
-        self, session: Session, settings: StepSettings, counts: StepCounts, state: dict[str, Any]
+        self,
+        session: Session,
+        settings: StepSettings,
+        counts: StepCounts,
+        state: dict[str, Any],
+        settle: Settle | None = None,
     ) -> None:
-        """`state` is where `session` begins."""
+        """`state` is where `session` begins. `settle` is told at once of each group that no step will hold: a
+        window that waits for the step's end might never let groups start that the step waits for."""
+        session.assembly.dropped = self._tell
+        self._settle = settle
         self._session = session
         self._settings = settings
         self._before = counts
@@ -137,6 +145,7 @@ class Planner:
             self._count(zero_variance=1)
         else:
             return True
+        self._tell()
         return False
 
     def _still_fresh(self, chosen: list[Group]) -> list[Group]:
@@ -160,6 +169,11 @@ class Planner:
 
     def _count(self, **more: int) -> None:
         self._own = _sum(self._own, StepCounts(**{name: int(value) for name, value in more.items()}))
+
+    def _tell(self) -> None:
+        if self._settle is not None:
+            counts = self._counts()
+            self._settle(counts.settled, dropped=counts.settled - counts.delivered)
 
     def _counts(self) -> StepCounts:
         seen = self._session.assembly.counts

@@ -22,7 +22,7 @@ from hpcroll.shards.reading.passes import Passes
 from hpcroll.shards.reading.planner import StepSettings
 from hpcroll.shards.reading.selection import Selection
 from hpcroll.shards.reading.shuffle import EVERYTHING, Shuffle
-from hpcroll.shards.reading.step import Step
+from hpcroll.shards.reading.step import Settle, Step
 from hpcroll.shards.reading.view import View
 
 _TOKENS = frozenset({Column.TOKENS})
@@ -163,6 +163,7 @@ class RunReader:
         drop_zero_variance: bool = False,
         last: Literal["keep", "drop"] = "keep",
         timeout_s: float = _TIMEOUT_S,
+        settle: Settle | None = None,
     ) -> Iterator[Step]:
         """Optimiser steps of `groups` whole groups, or of whole groups with at least `rollouts` usable
         rollouts; of one full micro-batch for every rank where neither is given.
@@ -171,7 +172,8 @@ class RunReader:
         tokens, and the same number on every rank. `drop_zero_variance`: groups whose usable rewards are
         all equal are counted and replaced by further ones. `last`: whether the stream's end delivers a step
         that is not full. `timeout_s`: how long a rank other than 0 waits without a sign of life from rank 0,
-        and any rank for records that its mount does not show.
+        and any rank for records that its mount does not show. `settle`: `run.policy.settle`, which rank 0
+        then tells of each dropped group at once, so that under a window others may start in its place.
 
         Steps are numbered from 1 over the whole life of the trainer. Where `follow` was given a trainer
         name, each has a plan that never changes: whoever loads an older state, or none, gets the same steps
@@ -186,7 +188,7 @@ class RunReader:
             drop_zero_variance=drop_zero_variance,
             last=last,
         )
-        return self._passes.steps(settings, timeout_s)
+        return self._passes.steps(settings, timeout_s, settle)
 
     def follow(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from hpcroll.shards.reading.batches import Batch
 from hpcroll.shards.reading.rows import GroupStats
@@ -30,6 +31,12 @@ class StepCounts:
     def settled(self) -> int:
         """Groups that are decided and will not come again."""
         return self.delivered + self.zero_variance + self.short + self.stale + self.incomplete
+
+
+class Settle(Protocol):
+    """Takes how many groups are settled, and how many of those were dropped; `run.policy.settle` is one."""
+
+    def __call__(self, settled: int, /, *, dropped: int) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)

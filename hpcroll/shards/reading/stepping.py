@@ -14,7 +14,7 @@ from hpcroll.shards.reading.plan import Plan, PlanFiles, branch_name
 from hpcroll.shards.reading.planner import Planner, StepSettings
 from hpcroll.shards.reading.rows import Row, load_row
 from hpcroll.shards.reading.session import Session
-from hpcroll.shards.reading.step import Step, StepCounts
+from hpcroll.shards.reading.step import Settle, Step, StepCounts
 from hpcroll.shards.reading.store import Store
 
 _TOKENS = frozenset({Column.TOKENS})
@@ -58,6 +58,8 @@ class Stepping:
     timeout_s: float
     sign: Callable[[], object] = lambda: None
     """What rank 0 changes while it lives."""
+    settle: Settle | None = None
+    """Told, on rank 0, of groups that are dropped while a step is being filled."""
 
     def steps(self, position: Position) -> Iterator[Step]:
         """The steps after `position`, which has passed each of them when it is yielded."""
@@ -98,7 +100,7 @@ class Stepping:
 
     def _planner(self, position: Position) -> Planner:
         session = self.new_session(position.session)
-        return Planner(session, self.settings, position.counts, dict(position.session))
+        return Planner(session, self.settings, position.counts, dict(position.session), self.settle)
 
     def _awaited(self, position: Position, number: int) -> Plan:
         """The plan that rank 0 will publish."""
