@@ -6,8 +6,10 @@ import logging
 import random
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+import zstandard
 
 from hpcroll.api.configuring import read_config
 from hpcroll.config import ShardConfig
@@ -17,6 +19,7 @@ from hpcroll.shards import ShardWriter, check_dictionary, encode_trajectory, ope
 from hpcroll.shards.format.codec import encode_frames, raw_frames, read_trajectory
 from hpcroll.shards.format.dictionaries import (
     Dictionaries,
+    Dictionary,
     dictionaries_of,
     pack_dictionaries,
     parse_dictionaries,
@@ -116,6 +119,17 @@ def test_workers_that_train_at_once_agree(run: ShardRun) -> None:
     assert known
     assert sorted(path.name for path in run.paths.shards.glob("dict.*")) == ["dict.0", "dict.0.copy"]
     assert {number for name in writers for record in records(run, name) for number in named(record)} <= known
+
+
+def test_record_is_written_plain_where_a_dictionary_does_not_fit_into_memory() -> None:
+    class Unaffordable(Dictionary):
+        def prepared(self, *_: object) -> NoReturn:
+            raise zstandard.ZstdError("Allocation error : not enough memory")
+
+    plain = encode_trajectory(alike(0))
+    record = alike(0)
+    dictionaries = {kind: Unaffordable.of(kind, b"x" * 1000) for kind in (FrameKind.TOKENS, FrameKind.TEXT)}
+    assert encode_frames(record, raw_frames(record), level=3, dictionaries=dictionaries) == plain
 
 
 def test_missing_dictionary_is_named(run: ShardRun) -> None:

@@ -26,6 +26,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 import xxhash
+import zstandard
 
 from hpcroll.contract import RolloutRef
 from hpcroll.errors import SchemaVersionError, ShardCorruptError, ShardError
@@ -127,7 +128,13 @@ def join_frames(
     table, body = [], []
     for kind, raw in sorted(frames.items()):
         dictionary = dictionaries.get(kind) if dictionaries is not None else None
-        stored = raw if kind in _AS_IS else compress(raw, _level(kind, level), dictionary)
+        if kind in _AS_IS:
+            stored = raw
+        else:
+            try:
+                stored = compress(raw, _level(kind, level), dictionary)
+            except zstandard.ZstdError:  # its tables do not fit into what memory is left
+                stored, dictionary = compress(raw, _level(kind, level)), None
         if len(stored) >= len(raw):
             stored, dictionary = raw, None
         named = dictionary.number if dictionary is not None else 0
