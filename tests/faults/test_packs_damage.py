@@ -20,7 +20,7 @@ from hpcroll.shards.level1.packer import Packer
 from tests.faults.flips import seeded_flips
 from tests.shard_runs import ShardRun, trajectory
 
-ROLLOUTS = 24
+ROLLOUTS = 32
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_every_flipped_bit_of_a_pack_is_noticed_and_costs_at_most_one_block(pack
     with the_pack(packed) as pack:
         path = pack.path
         blocks = [{pack.ref(row).ordinal for row in block} for block in pack.blocks()]
-    assert len(blocks) == 6
+    assert len(blocks) == 8
     size = path.stat().st_size
     chance = random.Random(11)
     # The end, which says where the index lies, is small and would hardly be hit.
@@ -126,4 +126,6 @@ def test_reader_goes_on_past_a_flipped_bit_of_a_pack_and_counts_it(packed: Shard
         assert reader.counts.committed_lost == len(lost), position
         assert reader.counts.corrupt == bool(lost) + index_damaged, position
         silent += not (lost or index_damaged)
-    assert silent < 30, "only the trailer, and a block's own copy of what the index says, are not read"
+    assert silent < 60, (
+        "only the trailer, copies of what the index says and of what blocks share are not read"
+    )

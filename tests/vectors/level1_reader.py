@@ -13,7 +13,10 @@ import numpy as np
 import xxhash
 import zstandard
 
-SUMMARIES, TOKENS, LOGPROBS, REST, RECORD, TEXT = 256, 257, 258, 259, 4, 5
+RECORD, TEXT = 4, 5
+SUMMARIES, TOKENS, LOGPROBS, REST, VOCABULARY, MASKS, MIDDLE, LOW = range(256, 264)
+SHARED_VOCABULARY, SHARED_TOKENS, SHARED_REST = range(264, 267)
+FLOAT16, CODES = 1, 2
 ABSENT = (1 << 64) - 1
 DTYPES = ("<u1", "<u2", "<u4", "<u8", "<i4", "<i8", "<f4", "<f8")
 
@@ -28,6 +31,8 @@ def read_pack(data: bytes) -> dict[str, Any]:
     if index is None:
         tables = []
         for at, header in scan(data):
+            if not header["rows"]:
+                continue
             try:
                 tables.append((at, header, read_table(frame(data, at, header, SUMMARIES))))
             except Damaged:
@@ -36,7 +41,8 @@ def read_pack(data: bytes) -> dict[str, Any]:
         return {"rows": rows, "index_damaged": True}
     known, found, start = rows_of(index), [], 0
     for at, count in zip(index["block_offset"].tolist(), index["block_rows"].tolist(), strict=True):
-        found += read_block(data, at, read_header(data, at), known[start : start + count])
+        if count:
+            found += read_block(data, at, read_header(data, at), known[start : start + count])
         start += count
     return {"rows": found, "index_damaged": False}
 
@@ -74,21 +80,38 @@ def read_header(data: bytes, at: int) -> dict[str, Any] | None:
         return None
     frames, start = {}, end + 8
     for entry in range(at + 32, end, 32):
-        kind, encoding, stored, raw, checksum = struct.unpack_from("<IIQQQ", data, entry)
-        frames[kind] = (encoding, start, stored, raw, checksum)
+        kind, encoding, shared, stored, raw, checksum = struct.unpack_from("<IHHQQQ", data, entry)
+        frames[kind] = (encoding, shared, start, stored, raw, checksum)
         start += stored
     return {"rows": rows, "tokens": tokens, "frames": frames}
 
 
 def frame(data: bytes, at: int, header: dict[str, Any], kind: int) -> bytes:
     """The raw bytes of a frame of the block at `at`."""
-    _, start, size, raw_bytes, checksum = header["frames"][kind]
+    _, shared, start, size, raw_bytes, checksum = header["frames"][kind]
     stored = data[start : start + size]
     if xxhash.xxh3_64_intdigest(stored) != checksum:
         raise Damaged(kind)
-    raw = zstandard.ZstdDecompressor().decompress(stored)
+    if size == raw_bytes:
+        return stored
+    dictionary = None
+    if shared:
+        content = read_shared(data)[{TOKENS: SHARED_TOKENS, REST: SHARED_REST}[kind]]
+        dictionary = zstandard.ZstdCompressionDict(content, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+    raw = zstandard.ZstdDecompressor(dict_data=dictionary).decompress(stored)
     assert len(raw) == raw_bytes
     return raw
+
+
+def read_shared(data: bytes) -> dict[int, bytes]:
+    """What blocks share, by kind: the first copy that is as it was written."""
+    for at, header in scan(data):
+        if not header["rows"]:
+            try:
+                return {kind: frame(data, at, header, kind) for kind in header["frames"]}
+            except Damaged:
+                continue
+    raise Damaged("shared")
 
 
 def read_table(raw: bytes) -> dict[str, Any]:
@@ -157,16 +180,16 @@ def read_block(
 
 
 def read_tokens(data: bytes, at: int, header: dict[str, Any], lengths: list[list[int]]) -> list[Any]:
-    raw, total = frame(data, at, header, TOKENS), header["tokens"]
-    ids = np.frombuffer(raw, "<u4", total)
-    sampled = np.frombuffer(raw, "u1", total, 4 * total)
-    loss_mask = np.frombuffer(raw, "u1", total, 5 * total) if len(raw) == 6 * total else sampled
-    values = frame(data, at, header, LOGPROBS)
-    if header["frames"][LOGPROBS][0] == 1:
-        logprobs = np.full(total, np.nan, "<f4")
-        logprobs[sampled == 1] = np.frombuffer(values, "<f2")
-    else:
-        logprobs = np.frombuffer(values, "<f4")
+    total = header["tokens"]
+    masks = frame(data, at, header, MASKS)
+    sampled = np.frombuffer(masks, "u1", total)
+    loss_mask = np.frombuffer(masks, "u1", total, total) if len(masks) == 2 * total else sampled
+    ids = read_ids(data, at, header)
+    logprobs = read_logprobs(data, at, header)
+    if len(logprobs) != total:
+        whole = np.full(total, np.nan, "<f4")
+        whole[sampled == 1] = logprobs
+        logprobs = whole
     found, start = [], 0
     for row in lengths:
         segments = []
@@ -178,6 +201,31 @@ def read_tokens(data: bytes, at: int, header: dict[str, Any], lengths: list[list
             start += length
         found.append(segments)
     return found
+
+
+def read_ids(data: bytes, at: int, header: dict[str, Any]) -> Any:
+    raw = frame(data, at, header, TOKENS)
+    if header["frames"][TOKENS][0] != CODES:
+        return np.frombuffer(raw, "<u4")
+    alone = np.cumsum(joined(frame(data, at, header, VOCABULARY)), dtype="<u4")
+    shared = header["frames"][VOCABULARY][1]
+    known = joined(read_shared(data)[SHARED_VOCABULARY]) if shared else alone[:0]
+    return np.concatenate([known, alone])[np.frombuffer(raw, "<u2")]
+
+
+def joined(raw: bytes) -> Any:
+    """Numbers of which all low halves stand before all high halves."""
+    low, high = np.frombuffer(raw, "<u2").reshape(2, -1).astype("<u4")
+    return low + 65536 * high
+
+
+def read_logprobs(data: bytes, at: int, header: dict[str, Any]) -> Any:
+    high = np.frombuffer(frame(data, at, header, LOGPROBS), "u1").astype("<u4")
+    low = frame(data, at, header, LOW)
+    if header["frames"][LOGPROBS][0] == FLOAT16:
+        return (256 * high + np.frombuffer(low, "u1")).astype("<u2").view("<f2").astype("<f4")
+    middle = np.frombuffer(frame(data, at, header, MIDDLE), "u1")
+    return ((high << 24) + 65536 * middle.astype("<u4") + np.frombuffer(low, "<u2")).astype("<u4").view("<f4")
 
 
 def read_rest(raw: bytes, rows: int) -> dict[int, list[Any]]:

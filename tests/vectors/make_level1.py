@@ -15,6 +15,8 @@ from hpcroll.shards.format.place import Place, ShardName
 from hpcroll.shards.level1.block import BlockKind, parse_block_header
 from hpcroll.shards.level1.block_writer import PackedRow
 from hpcroll.shards.level1.pack_writer import PackFileWriter
+from hpcroll.shards.level1.shared import Shared
+from hpcroll.shards.level1.sharing import make_shared
 from tests.shard_runs import trajectory
 from tests.vectors.level1_reader import read_pack
 
@@ -35,17 +37,32 @@ def rows(ordinals: range) -> list[PackedRow]:
     return made
 
 
-def pack(*, float16: bool = False) -> bytes:
+def pack(*, float16: bool = False, shared: Shared | None = None) -> bytes:
     """Two blocks of a group each."""
     path = LEVEL1 / "made"
     path.unlink(missing_ok=True)
-    with PackFileWriter(path, level=6, float16=float16) as writer:
+    with PackFileWriter(path, level=6, float16=float16, shared=shared) as writer:
         writer.add(rows(range(4)))
         writer.add(rows(range(4, 8)))
         writer.finish()
     data = path.read_bytes()
     path.unlink()
     return data
+
+
+def sharing() -> bytes:
+    """What both blocks share stands before and after them."""
+    return pack(shared=make_shared(rows(range(9))[:8], raw_bytes=1 << 20))
+
+
+def one_copy() -> bytes:
+    """A flipped bit in the first copy of what the blocks share."""
+    data = bytearray(sharing())
+    header = parse_block_header(bytes(data[:4096]))
+    assert header is not None
+    assert header.rows == 0
+    data[header.header_bytes + 5] ^= 0x10
+    return bytes(data)
 
 
 def damaged() -> bytes:
@@ -75,6 +92,8 @@ def one_block() -> bytes:
 
 PACKS: dict[str, Callable[[], bytes]] = {
     "plain": pack,
+    "shared": sharing,
+    "one_copy": one_copy,
     "float16": lambda: pack(float16=True),
     "damaged": damaged,
     "no_index": no_index,

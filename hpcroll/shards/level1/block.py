@@ -8,10 +8,12 @@ Layout, little-endian (docs/reference/shard-format.md):
     I   rows
     Q   tokens     of all rows together
     Q   body       bytes of all frames together
-    then per frame:  I kind, I encoding, Q stored bytes, Q raw bytes, Q xxh3-64 of the stored bytes
+    then per frame:  I kind, H encoding, H shared, Q stored bytes, Q raw bytes, Q xxh3-64 of the stored bytes
     Q   xxh3-64 of everything before
 
-A block can be read without the index of its pack, which is rebuilt from the blocks where it is damaged.
+A frame whose stored and raw bytes are equally many stands as it is, any other is one zstd frame. A block can
+be read without the index of its pack, which is rebuilt from the blocks where it is damaged; frames with
+`shared` = 1 need what the blocks of their pack share (`hpcroll.shards.level1.shared`).
 """
 
 from __future__ import annotations
@@ -27,15 +29,18 @@ import xxhash
 from hpcroll.errors import SchemaVersionError, ShardCorruptError
 from hpcroll.shards.format.compression import compress
 from hpcroll.shards.level1.buffers import decompress
+from hpcroll.shards.level1.dictionary import PackDictionary
 
 BLOCK_MAGIC_PREFIX = b"hpcrblk"
 MAJOR = 1
 MINOR = 0
 _MAGIC = BLOCK_MAGIC_PREFIX + bytes([MAJOR])
 _FIXED = struct.Struct("<8sHHIQQ")
-_FRAME = struct.Struct("<IIQQQ")
+_FRAME = struct.Struct("<IHHQQQ")
 _CHECKSUM = struct.Struct("<Q")
 _MOST_FRAMES = 64
+_WORTH = 31 / 32
+"""A frame that zstd does not make smaller than this stands as it is, which costs a reader nothing."""
 BLOCK_HEADER_BYTES_MOST = _FIXED.size + _MOST_FRAMES * _FRAME.size + _CHECKSUM.size
 """No header is longer, so one read of this many bytes holds any."""
 
@@ -48,22 +53,60 @@ class BlockKind(IntEnum):
     SUMMARIES = 256
     """A table of the rows, see `hpcroll.shards.level1.rows`."""
     TOKENS = 257
-    """ids u32, then sampled u8, then loss mask u8; each for all rows and their segments in a row. The loss
-    mask is absent where it equals `sampled`."""
+    """ids of all rows and their segments in a row, of the frame's encoding."""
     LOGPROBS = 258
-    """Log-probabilities, of the frame's encoding."""
+    """The highest byte of each log-probability."""
     REST = 259
     """Records and texts, which have much in common: I how many kinds, for each I kind and Q bytes, then for
     each kind what a frame of its own would hold."""
+    VOCABULARY = 260
+    """The ids that codes stand for, ascending: low halves u16 of their differences, then high halves. With
+    `shared`, they follow those of the pack's vocabulary."""
+    MASKS = 261
+    """sampled u8, then loss mask u8, which is absent where it equals `sampled`."""
+    LOGPROBS_MIDDLE = 262
+    """The second byte of each log-probability; absent with FLOAT16."""
+    LOGPROBS_LOW = 263
+    """The other bytes of each log-probability: u16, or u8 with FLOAT16."""
+    SHARED_VOCABULARY = 264
+    """Of a block without rows: the ids that codes of all blocks stand for, low halves u16, then high."""
+    SHARED_TOKENS = 265
+    """Of a block without rows: the dictionary of TOKENS frames."""
+    SHARED_REST = 266
+    """Of a block without rows: the dictionary of REST frames."""
+
+
+PREFIX = (
+    BlockKind.SUMMARIES,
+    BlockKind.VOCABULARY,
+    BlockKind.TOKENS,
+    BlockKind.MASKS,
+    BlockKind.LOGPROBS,
+    BlockKind.LOGPROBS_MIDDLE,
+    BlockKind.LOGPROBS_LOW,
+)
+"""What stands first in a block, in this order: all that a reader of tokens needs."""
 
 
 class Encoding(IntEnum):
     """How a frame's numbers are written."""
 
     PLAIN = 0
-    """As the level-0 record has them; log-probabilities as float32."""
+    """Ids as u32, log-probabilities as float32, anything else as the level-0 record has it."""
     FLOAT16 = 1
     """Log-probabilities of the sampled tokens alone, as float16; those of the others are NaN."""
+    CODES = 2
+    """Ids as u16 numbers of the vocabulary's."""
+
+
+class RawFrame(NamedTuple):
+    """A frame on its way into a block. `level`: zstd's, where it is not the block's."""
+
+    encoding: Encoding
+    raw: bytes
+    dictionary: PackDictionary | None = None
+    level: int | None = None
+    shared: bool = False
 
 
 class BlockFrame(NamedTuple):
@@ -71,6 +114,7 @@ class BlockFrame(NamedTuple):
 
     kind: int
     encoding: int
+    shared: bool
     start: int
     stored_bytes: int
     raw_bytes: int
@@ -91,20 +135,34 @@ class BlockHeader:
     header_bytes: int
     block_bytes: int
 
+    @property
+    def prefix_bytes(self) -> int:
+        """The header and the frames that a reader of tokens needs, which stand first."""
+        return max((frame.end for frame in self.frames if frame.kind in PREFIX), default=self.header_bytes)
+
     def frame(self, kind: int) -> BlockFrame | None:
         """The frame of `kind`; None where the block has none."""
         return next((frame for frame in self.frames if frame.kind == kind), None)
 
 
-def join_block(rows: int, tokens: int, frames: Mapping[int, tuple[Encoding, bytes]], *, level: int) -> bytes:
-    """The block of `frames` (kind: encoding and raw bytes), in their order, compressed at zstd `level`."""
+def join_block(rows: int, tokens: int, frames: Mapping[int, RawFrame], *, level: int) -> bytes:
+    """The block of `frames` by kind, in their order, compressed at zstd `level`."""
     table, body = b"", []
-    for kind, (encoding, raw) in frames.items():
-        stored = compress(raw, level)
-        table += _FRAME.pack(kind, encoding, len(stored), len(raw), xxhash.xxh3_64_intdigest(stored))
+    for kind, frame in frames.items():
+        stored = _stored(frame, level)
+        shared = frame.shared or (frame.dictionary is not None and len(stored) < len(frame.raw))
+        digest = xxhash.xxh3_64_intdigest(stored)
+        table += _FRAME.pack(kind, frame.encoding, shared, len(stored), len(frame.raw), digest)
         body.append(stored)
     head = _FIXED.pack(_MAGIC, MINOR, len(frames), rows, tokens, sum(map(len, body))) + table
     return b"".join([head, _CHECKSUM.pack(xxhash.xxh3_64_intdigest(head)), *body])
+
+
+def _stored(frame: RawFrame, level: int) -> bytes:
+    level = level if frame.level is None else frame.level
+    compressing = compress if frame.dictionary is None else frame.dictionary.compress
+    stored = compressing(frame.raw, level)
+    return stored if len(stored) < _WORTH * len(frame.raw) else frame.raw
 
 
 def parse_block_header(data: bytes | memoryview) -> BlockHeader | None:
@@ -126,8 +184,8 @@ def parse_block_header(data: bytes | memoryview) -> BlockHeader | None:
             f"a block has pack format {magic[7]}, this hpcroll reads {MAJOR}; use the hpcroll that wrote it"
         )
     frames, start = [], end + _CHECKSUM.size
-    for kind, encoding, stored, raw, frame_digest in _FRAME.iter_unpack(data[_FIXED.size : end]):
-        frames.append(BlockFrame(kind, encoding, start, stored, raw, frame_digest))
+    for kind, encoding, shared, stored, raw, frame_digest in _FRAME.iter_unpack(data[_FIXED.size : end]):
+        frames.append(BlockFrame(kind, encoding, shared != 0, start, stored, raw, frame_digest))
         start += stored
     return BlockHeader(rows, tokens, tuple(frames), end + _CHECKSUM.size, end + _CHECKSUM.size + body)
 
@@ -138,6 +196,10 @@ def check_frame(frame: BlockFrame, stored: bytes | memoryview, where: str) -> No
         raise ShardCorruptError(f"{where}: frame {frame.kind} does not match its checksum")
 
 
-def open_block_frame(frame: BlockFrame, stored: memoryview, where: str) -> memoryview:
+def open_block_frame(
+    frame: BlockFrame, stored: memoryview, where: str, dictionary: PackDictionary | None = None
+) -> memoryview:
     """The raw bytes of `frame`, whose `stored` bytes were checked."""
-    return decompress(stored, frame.raw_bytes, f"{where}: frame {frame.kind}")
+    if frame.stored_bytes == frame.raw_bytes:
+        return stored
+    return decompress(stored, frame.raw_bytes, f"{where}: frame {frame.kind}", dictionary)

@@ -15,6 +15,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from hpcroll.errors import ShardCorruptError
+from hpcroll.shards.level1.dictionary import PackDictionary
 
 _SMALLEST, _LARGEST = 1 << 16, 1 << 24
 """Bytes between which memory is used again; for less, and for what is rare, the allocator is as good."""
@@ -39,11 +40,11 @@ def take_buffer(size: int) -> NDArray[np.uint8]:
     return handed_out
 
 
-def decompress_into(stored: memoryview, target: memoryview, what: str) -> None:
+def decompress_into(
+    stored: memoryview, target: memoryview, what: str, dictionary: PackDictionary | None = None
+) -> None:
     """Decompresses one zstd frame into `target`, which it fills; raises `ShardCorruptError` about `what`."""
-    context: zstandard.ZstdDecompressor | None = getattr(_threads, "decompressor", None)
-    if context is None:
-        context = _threads.decompressor = zstandard.ZstdDecompressor()
+    context = _decompressor() if dictionary is None else dictionary.decompressor
     try:
         # In one step and without a window of its own, since source and target are whole.
         with context.stream_reader(stored) as reader:
@@ -54,8 +55,17 @@ def decompress_into(stored: memoryview, target: memoryview, what: str) -> None:
         raise ShardCorruptError(f"{what} has {count} bytes, not {len(target)}")
 
 
-def decompress(stored: memoryview, raw_bytes: int, what: str) -> memoryview:
+def decompress(
+    stored: memoryview, raw_bytes: int, what: str, dictionary: PackDictionary | None = None
+) -> memoryview:
     """The `raw_bytes` bytes of one zstd frame; raises `ShardCorruptError` about `what`."""
     target = take_buffer(raw_bytes).data
-    decompress_into(stored, target, what)
+    decompress_into(stored, target, what, dictionary)
     return target
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    context: zstandard.ZstdDecompressor | None = getattr(_threads, "decompressor", None)
+    if context is None:
+        context = _threads.decompressor = zstandard.ZstdDecompressor()
+    return context

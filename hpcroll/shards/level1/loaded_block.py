@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Mapping
-from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -20,8 +19,11 @@ from hpcroll.shards.format.place import Place
 from hpcroll.shards.level1.block import BlockFrame, BlockHeader, BlockKind, Encoding, open_block_frame
 from hpcroll.shards.level1.block_writer import ABSENT, REST_COUNT, REST_ENTRY
 from hpcroll.shards.level1.buffers import decompress_into, take_buffer
+from hpcroll.shards.level1.dictionary import PackDictionary
 from hpcroll.shards.level1.row_views import RowViews
 from hpcroll.shards.level1.rows import RowColumns
+from hpcroll.shards.level1.shared import Shared
+from hpcroll.shards.level1.token_columns import fill_ids, fill_logprobs, fill_logprobs_16, join_halves
 
 if TYPE_CHECKING:
     from hpcroll.contract import TrajectoryRecord
@@ -42,12 +44,16 @@ class LoadedBlock:
         views: RowViews,
         first_row: int,
         where: str,
+        *,
+        shared: Shared,
     ) -> None:
-        """`stored`: checked frames by kind. `first_row`: of the block, in `rows`."""
+        """`stored`: checked frames by kind. `first_row`: of the block, in `rows`. `shared`: what those frames
+        that say so need."""
         self._header = header
         self._stored = stored
         self._views = views
         self._where = where
+        self._shared = shared
         self._first_row = first_row
         self._segments: list[int] = rows.first_segment[first_row : first_row + header.rows + 1].tolist()
         lengths = rows.lengths[self._segments[0] : self._segments[-1]]
@@ -107,29 +113,40 @@ class LoadedBlock:
         return self._ragged[kind].value(row - self._first_row)
 
     def _decode_columns(self) -> tuple[Ids, Flags, Flags, Floats]:
-        total = self._header.tokens
-        tokens, logprobs = self._frame(BlockKind.TOKENS), self._frame(BlockKind.LOGPROBS)
-        if tokens.raw_bytes not in (total * (_BYTES_PER_ID + 1), total * (_BYTES_PER_ID + 2)):
-            raise ShardCorruptError(f"{self._where}: {tokens.raw_bytes} token bytes for {total} tokens")
-        own = take_buffer(total * _BYTES_PER_LOGPROB + tokens.raw_bytes)
+        total, masks = self._header.tokens, self._frame(BlockKind.MASKS)
+        if masks.raw_bytes not in (total, 2 * total):
+            raise ShardCorruptError(f"{self._where}: {masks.raw_bytes} bytes of masks for {total} tokens")
+        own = take_buffer(total * (_BYTES_PER_ID + _BYTES_PER_LOGPROB) + masks.raw_bytes)
         floats = own[: total * _BYTES_PER_LOGPROB].view("<f4")
         ids = own[floats.nbytes : floats.nbytes + total * _BYTES_PER_ID].view("<u4")
         flags = own[floats.nbytes + ids.nbytes :]
-        self._decompress(tokens, own[floats.nbytes :])
+        self._open_into(masks, flags)
         sampled, loss_mask = flags[:total], flags[-total:] if total else flags
-        self._decode_logprobs(logprobs, sampled, floats)
+        self._decode_ids(ids)
+        self._decode_logprobs(sampled, floats)
         for column in (ids, sampled, loss_mask, floats):
             column.flags.writeable = False
         return ids, sampled, loss_mask, floats
 
-    def _decode_logprobs(self, frame: BlockFrame, sampled: Flags, floats: Floats) -> None:
-        if frame.encoding == Encoding.FLOAT16:
-            raw = open_block_frame(frame, self._bytes(frame), self._where)
-            _fill_from_float16(raw, sampled, floats, self._where)
-        elif frame.encoding != Encoding.PLAIN or frame.raw_bytes != floats.nbytes:
-            raise ShardCorruptError(f"{self._where}: {frame} does not fit {self._header.tokens} tokens")
+    def _decode_ids(self, ids: Ids) -> None:
+        encoding = self._frame(BlockKind.TOKENS).encoding
+        vocabulary = np.empty(0, np.uint32)
+        if encoding == Encoding.CODES:
+            alone = join_halves(self._open(BlockKind.VOCABULARY)).cumsum(dtype=np.uint32)
+            before = self._shared.vocabulary if self._frame(BlockKind.VOCABULARY).shared else vocabulary
+            vocabulary = np.concatenate([before, alone])
+        fill_ids(self._open(BlockKind.TOKENS), encoding, vocabulary, ids, where=self._where)
+
+    def _decode_logprobs(self, sampled: Flags, floats: Floats) -> None:
+        encoding = self._frame(BlockKind.LOGPROBS).encoding
+        high, low = self._open(BlockKind.LOGPROBS), self._open(BlockKind.LOGPROBS_LOW)
+        if encoding == Encoding.FLOAT16:
+            fill_logprobs_16(high, low, sampled, floats, where=self._where)
+        elif encoding == Encoding.PLAIN:
+            middle = self._open(BlockKind.LOGPROBS_MIDDLE)
+            fill_logprobs(high, middle, low, sampled, floats, where=self._where)
         else:
-            self._decompress(frame, floats.view(np.uint8))
+            raise ShardCorruptError(f"{self._where}: log-probabilities have the unknown encoding {encoding}")
 
     def _raw(self, kind: int) -> memoryview:
         """What the rows have of a level-0 kind: a frame of its own, or a part of the rest."""
@@ -143,10 +160,24 @@ class LoadedBlock:
 
     def _open(self, kind: int) -> memoryview:
         frame = self._frame(kind)
-        return open_block_frame(frame, self._bytes(frame), self._where)
+        return open_block_frame(frame, self._bytes(frame), self._where, self._dictionary(frame))
 
-    def _decompress(self, frame: BlockFrame, target: NDArray[np.uint8]) -> None:
-        decompress_into(self._bytes(frame), target.data, f"{self._where}: frame {frame.kind}")
+    def _open_into(self, frame: BlockFrame, target: NDArray[np.uint8]) -> None:
+        stored = self._bytes(frame)
+        if frame.stored_bytes == frame.raw_bytes:
+            target[:] = np.frombuffer(stored, np.uint8)
+        else:
+            decompress_into(stored, target.data, f"{self._where}: frame {frame.kind}")
+
+    def _dictionary(self, frame: BlockFrame) -> PackDictionary | None:
+        if not frame.shared or frame.kind == BlockKind.VOCABULARY:
+            return None
+        found = self._shared.dictionaries.get(frame.kind)
+        if found is None:
+            raise ShardCorruptError(
+                f"{self._where}: frame {frame.kind} needs a dictionary that the pack lacks"
+            )
+        return found
 
     def _frame(self, kind: int) -> BlockFrame:
         frame = self._header.frame(kind)
@@ -194,22 +225,6 @@ def _parts(raw: memoryview, where: str) -> dict[int, memoryview]:
     except struct.error as error:
         raise ShardCorruptError(f"{where}: its rest is cut short: {error}") from error
     return found
-
-
-def _fill_from_float16(raw: memoryview, sampled: Flags, floats: Floats, where: str) -> None:
-    halves, taken = np.frombuffer(raw, "<u2"), sampled.view(np.bool_)
-    if len(halves) != np.count_nonzero(taken):
-        raise ShardCorruptError(
-            f"{where}: {len(halves)} log-probabilities for {np.count_nonzero(taken)} sampled tokens"
-        )
-    floats.fill(np.nan)
-    # A table of all 65536 values: numpy converts them one by one, at half the speed.
-    floats[taken] = _float16_values()[halves]
-
-
-@cache
-def _float16_values() -> Floats:
-    return np.arange(1 << 16, dtype=np.uint16).view("<f2").astype(np.float32)
 
 
 class PackedSource:

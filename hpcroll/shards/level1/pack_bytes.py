@@ -81,11 +81,11 @@ def rebuild_index(file: PackBytes) -> PackIndex:
     tables: list[Columns] = []
     blocks: list[BlockPlace] = []
     for offset, header in file.blocks():
-        table = _summaries(file, offset, header)
-        logprobs = header.frame(BlockKind.LOGPROBS)
-        if table is not None and logprobs is not None:
+        table = _summaries(file, offset, header) if header.rows else None
+        if table is not None:
             tables.append(table)
-            blocks.append(BlockPlace(offset, header.block_bytes, header.rows, logprobs.end))
+        if table is not None or not header.rows:
+            blocks.append(BlockPlace(offset, header.block_bytes, header.rows, header.prefix_bytes))
     return PackIndex.of(index_columns(tables, blocks))
 
 

@@ -19,6 +19,7 @@ from hpcroll.shards.format.frames import FIRST_EXTRA, LAST_EXTRA, FrameKind
 from hpcroll.shards.format.place import Place, ShardName
 from hpcroll.shards.format.stored import Column, StoredTrajectory
 from hpcroll.shards.level1.block import (
+    PREFIX,
     BlockHeader,
     BlockKind,
     check_frame,
@@ -36,14 +37,15 @@ from hpcroll.shards.level1.pack_index import (
 )
 from hpcroll.shards.level1.row_views import RowViews
 from hpcroll.shards.level1.rows import RowColumns
+from hpcroll.shards.level1.shared import Shared, decode_shared
 
 _KINDS: dict[Column, tuple[int, ...]] = {
-    Column.TOKENS: (BlockKind.TOKENS, BlockKind.LOGPROBS),
+    Column.TOKENS: PREFIX[1:],
     Column.RECORD: (BlockKind.REST, FrameKind.RECORD),
     Column.TEXT: (BlockKind.REST, FrameKind.TEXT),
     Column.EXTRA: (FrameKind.COLUMNS, *range(FIRST_EXTRA, LAST_EXTRA + 1)),
 }
-_PREFIX = frozenset({BlockKind.SUMMARIES, *_KINDS[Column.TOKENS]})
+_PREFIX = frozenset(PREFIX)
 
 
 class OpenPack:
@@ -114,8 +116,8 @@ class OpenPack:
         return bisect_right(self._first_rows, row) - 1
 
     def blocks(self) -> Iterator[range]:
-        """The rows of each block, in file order."""
-        return (range(start, end) for start, end in pairwise(self._first_rows))
+        """The rows of each block that has any, in file order."""
+        return (range(start, end) for start, end in pairwise(self._first_rows) if start < end)
 
     def load(self, block: int, columns: frozenset[Column]) -> LoadedBlock:
         """Block number `block` with `columns`; raises `ShardCorruptError` as `read` does."""
@@ -168,6 +170,19 @@ class OpenPack:
         return found
 
     @cached_property
+    def _shared(self) -> Shared:
+        """What the blocks share, from the first copy that is as written."""
+        for number in np.flatnonzero(np.diff(self._index.first_row) == 0).tolist():
+            offset = int(self._index.block_offset[number])
+            where = f"{self.path}@{offset}"
+            data = self._file.read(offset, int(self._index.block_bytes[number]))
+            try:
+                return decode_shared(self._header(data, number, where), data, where)
+            except ShardCorruptError:
+                continue
+        raise ShardCorruptError(f"{self.path}: what its blocks share is damaged in every copy")
+
+    @cached_property
     def _places(self) -> NDArray[np.int64]:
         rows = self.rows
         order: NDArray[np.int64] = np.lexsort((rows.offset, rows.shard_index, rows.incarnation))
@@ -215,7 +230,11 @@ class OpenPack:
                 part = data[frame.start : frame.end]
                 check_frame(frame, part, where)
                 stored[frame.kind] = part
-        return LoadedBlock(header, stored, self.rows, self._views, self._first_rows[number], where)
+        needed = any(frame.shared for frame in header.frames if frame.kind in stored)
+        shared = self._shared if needed else Shared()
+        return LoadedBlock(
+            header, stored, self.rows, self._views, self._first_rows[number], where, shared=shared
+        )
 
     def _header(self, data: memoryview, number: int, where: str) -> BlockHeader:
         header = parse_block_header(data)

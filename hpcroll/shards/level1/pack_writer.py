@@ -9,21 +9,27 @@ from types import TracebackType
 from typing import Self
 
 from hpcroll.fs.atomic import fsync_directory, write_all
-from hpcroll.shards.level1.block import BlockKind, parse_block_header
+from hpcroll.shards.level1.block import parse_block_header
 from hpcroll.shards.level1.block_writer import PackedRow, encode_block
 from hpcroll.shards.level1.pack_index import BlockPlace, IndexPlace, encode_index, index_columns
+from hpcroll.shards.level1.shared import Shared, encode_shared
 from hpcroll.shards.level1.table import Columns, decode_table
 
 
 class PackFileWriter:
     """Memory: one block, and the summaries of all rows. The file is removed unless `finish` was called."""
 
-    def __init__(self, path: Path, *, level: int, float16: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, level: int, float16: bool = False, shared: Shared | None = None
+    ) -> None:
+        """`shared`: what blocks may refer to; it is written before the first and after the last of them."""
         self.path = path
         self.rows = 0
         self.size_bytes = 0
         self._level = level
         self._float16 = float16
+        self._shared = shared or Shared()
+        self._shared_block = encode_shared(self._shared) if self._shared else b""
         self._tables: list[Columns] = []
         self._blocks: list[BlockPlace] = []
         self._finished = False
@@ -41,24 +47,32 @@ class PackFileWriter:
 
     def add(self, rows: Sequence[PackedRow]) -> None:
         """Writes one block."""
-        block, table = encode_block(rows, level=self._level, float16=self._float16)
-        header = parse_block_header(block)
-        assert header is not None, "what was just encoded has a sound header"
-        logprobs = header.frame(BlockKind.LOGPROBS)
-        assert logprobs is not None, "every block has log-probabilities"
-        self._blocks.append(BlockPlace(self.size_bytes, len(block), len(rows), logprobs.end))
+        if not self._blocks:
+            self._write_shared()
+        block, table = encode_block(rows, level=self._level, float16=self._float16, shared=self._shared)
         self._tables.append(decode_table(table))
         self.rows += len(rows)
-        self._write(block)
+        self._write_block(block, len(rows))
 
     def finish(self) -> IndexPlace:
         """Writes the index; the whole file is durable on return."""
+        self._write_shared()
         data, place = encode_index(index_columns(self._tables, self._blocks), self.size_bytes)
         self._write(data)
         os.fsync(self._descriptor)
         fsync_directory(self.path.parent)
         self._finished = True
         return place
+
+    def _write_shared(self) -> None:
+        if self._shared_block:
+            self._write_block(self._shared_block, 0)
+
+    def _write_block(self, block: bytes, rows: int) -> None:
+        header = parse_block_header(block)
+        assert header is not None, "what was just encoded has a sound header"
+        self._blocks.append(BlockPlace(self.size_bytes, len(block), rows, header.prefix_bytes))
+        self._write(block)
 
     def _write(self, data: bytes) -> None:
         write_all(self._descriptor, data)

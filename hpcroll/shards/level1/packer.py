@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -18,6 +19,7 @@ from hpcroll.shards.level1.block_writer import PackedRow
 from hpcroll.shards.level1.chain import Manifest, PackChain
 from hpcroll.shards.level1.pack_index import IndexPlace
 from hpcroll.shards.level1.pack_writer import PackFileWriter
+from hpcroll.shards.level1.sharing import SAMPLES, make_shared
 from hpcroll.shards.level1.survey import Entry, Survey
 
 if TYPE_CHECKING:
@@ -138,7 +140,12 @@ class Packer:
         if not groups or (ready_bytes < self._options.min_mb * _MIB and not everything):
             return False
         path = self._paths.pack_file(len(self._chain), secrets.token_hex(8))
-        with PackFileWriter(path, level=self._options.level, float16=self._options.float16) as writer:
+        shared = make_shared(
+            self._samples(groups), sum(entry.raw_bytes for group in groups for entry in group)
+        )
+        with PackFileWriter(
+            path, level=self._options.level, float16=self._options.float16, shared=shared
+        ) as writer:
             contents = _Contents(writer)
             for group in groups:
                 if contents.is_full(self._options):
@@ -150,6 +157,14 @@ class Packer:
             index = writer.finish()
         self._publish(contents, path, index, report)
         return True
+
+    def _samples(self, groups: list[list[Entry]]) -> list[PackedRow]:
+        """The first rollout of each of the first groups, where it can be read."""
+        found = []
+        for group in groups[:SAMPLES]:
+            with suppress(ShardError):
+                found.append(self._read(group[0]))
+        return found
 
     def _add(self, contents: _Contents, group: list[Entry], *, everything: bool) -> None:
         """Adds the group to a pack in the making; where a member cannot be read, only with `everything`."""

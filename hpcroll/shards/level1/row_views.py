@@ -40,14 +40,15 @@ class RowViews:
 
     def __init__(self, columns: RowColumns) -> None:
         self._columns = columns
+        self._shards: dict[tuple[int, int], ShardName] = {}
+        self._segment_names: dict[int, str] = {}
 
     def identities(self, first: int, last: int) -> list[tuple[Place, RolloutRef, int]]:
         """Place, rollout and attempt of rows [first, last)."""
-        text = self._columns.strings
         return [
             (
-                Place(ShardName(text[incarnation], index), offset),
-                RolloutRef(f"{segment:016x}", ordinal),
+                Place(self._shard(incarnation, index), offset),
+                RolloutRef(self._segment_name(segment), ordinal),
                 attempt,
             )
             for incarnation, index, offset, segment, ordinal, attempt in self._identity[first:last].tolist()
@@ -80,7 +81,7 @@ class RowViews:
             run_s,
         ) = row
         lengths, weights, low, high, trained, sampled = zip(*segments, strict=True) if segments else _NONE
-        text = self._columns.strings
+        text = self._texts
         return Summary(
             text[incarnation],
             text[group],
@@ -103,6 +104,24 @@ class RowViews:
             text[stop_reason],
             None if isnan(run_s) else run_s,
         )
+
+    def _shard(self, incarnation: int, index: int) -> ShardName:
+        name = self._shards.get((incarnation, index))
+        if name is None:
+            name = ShardName(self._columns.strings[incarnation], index)
+            self._shards[incarnation, index] = name
+        return name
+
+    def _segment_name(self, number: int) -> str:
+        name = self._segment_names.get(number)
+        if name is None:
+            name = self._segment_names[number] = f"{number:016x}"
+        return name
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        """The strings, decoded once; a summary needs seven of them."""
+        return self._columns.strings.texts()
 
     @cached_property
     def _identity(self) -> NDArray[Any]:

@@ -91,10 +91,19 @@ class StringTable(Sequence[str]):
             self._texts[int(number)] = text
         return text
 
+    def texts(self) -> list[str]:
+        """All of them, by number."""
+        ends: list[int] = self._ends.tolist()
+        whole = self._data.tobytes()
+        return [
+            whole[start:end].decode("utf-8", "surrogatepass")
+            for start, end in zip([0, *ends], ends, strict=False)
+        ]
+
     def number(self, text: str) -> int | None:
         """The number of `text`; None where it is not in the table."""
         if self._numbers is None:
-            self._numbers = {known: number for number, known in enumerate(self)}
+            self._numbers = {known: number for number, known in enumerate(self.texts())}
         return self._numbers.get(text)
 
 

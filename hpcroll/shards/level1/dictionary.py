@@ -1,0 +1,33 @@
+"""What all blocks of a pack may refer to, so that a text in many groups is stored once."""
+
+from __future__ import annotations
+
+import threading
+
+import zstandard
+
+
+class PackDictionary:
+    """Bytes that zstd frames of a pack refer back to; may be used by several threads at once."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        # Never as a dictionary of zstd's own, whatever the bytes begin with.
+        self._prepared = zstandard.ZstdCompressionDict(content, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+        self._threads = threading.local()
+
+    def compress(self, raw: bytes, level: int) -> bytes:
+        """One zstd frame that says how long its content is."""
+        parameters = zstandard.ZstdCompressionParameters.from_level(
+            level, source_size=len(raw), dict_size=len(self.content)
+        )
+        context = zstandard.ZstdCompressor(compression_params=parameters, dict_data=self._prepared)
+        return context.compress(raw)
+
+    @property
+    def decompressor(self) -> zstandard.ZstdDecompressor:
+        """The one of the calling thread."""
+        context: zstandard.ZstdDecompressor | None = getattr(self._threads, "decompressor", None)
+        if context is None:
+            context = self._threads.decompressor = zstandard.ZstdDecompressor(dict_data=self._prepared)
+        return context
