@@ -170,3 +170,17 @@ def test_shared_block_damaged_in_both_copies_is_an_error_that_says_so(
         with pytest.raises(ShardCorruptError, match="share is damaged in every copy"):
             pack.read(0, ALL_COLUMNS)
         assert pack.read(0, []).summary.group_size
+
+
+def test_a_row_that_is_picked_alone_is_the_same_as_among_all(
+    tmp_path: Path, groups: list[list[PackedRow]]
+) -> None:
+    block = [each for rows in groups for each in rows]
+    with written(tmp_path / "pack", [block]) as pack:
+        all_of_them = [pack.read(number, [Column.TOKENS]).tokens for number in range(len(block))]
+    with OpenPack(tmp_path / "pack") as pack:
+        for number in (9, 3, 15, 0, 7):
+            found = pack.read(number, [Column.TOKENS]).tokens
+            assert len(found) == len(all_of_them[number])
+            assert all(map(same, found, all_of_them[number]))
+            assert not any(part.logprobs.flags.writeable or part.ids.flags.writeable for part in found)

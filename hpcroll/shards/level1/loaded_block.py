@@ -8,9 +8,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hpcroll.contract import ExtraColumn, Flags, Floats, Ids, RolloutRef, SegmentTokens
+from hpcroll.contract import ExtraColumn, Floats, Ids, RolloutRef, SegmentTokens
 from hpcroll.errors import ShardCorruptError
 from hpcroll.shards.format.codec import Summary
 from hpcroll.shards.format.columns import read_columns
@@ -18,19 +17,18 @@ from hpcroll.shards.format.frames import FrameKind
 from hpcroll.shards.format.place import Place
 from hpcroll.shards.level1.block import BlockFrame, BlockHeader, BlockKind, Encoding, open_block_frame
 from hpcroll.shards.level1.block_writer import ABSENT, REST_COUNT, REST_ENTRY
-from hpcroll.shards.level1.buffers import decompress_into, take_buffer
 from hpcroll.shards.level1.dictionary import PackDictionary
 from hpcroll.shards.level1.row_views import RowViews
 from hpcroll.shards.level1.rows import RowColumns
 from hpcroll.shards.level1.shared import Shared
-from hpcroll.shards.level1.token_columns import fill_ids, fill_logprobs, fill_logprobs_16, join_halves
+from hpcroll.shards.level1.token_columns import TokenColumns, join_halves
 
 if TYPE_CHECKING:
     from hpcroll.contract import TrajectoryRecord
 
-_BYTES_PER_ID = 4
-_BYTES_PER_LOGPROB = 4
 _BYTES_PER_LENGTH = 8
+_FEW_ROWS = 2
+"""So many rows are decoded one by one, for a reader that picks some; more cost less all at once."""
 
 
 class LoadedBlock:
@@ -59,7 +57,9 @@ class LoadedBlock:
         lengths = rows.lengths[self._segments[0] : self._segments[-1]]
         self._bounds: list[int] = [0, *np.cumsum(lengths, dtype=np.int64).tolist()]
         self._identities: list[tuple[Place, RolloutRef, int]] | None = None
-        self._columns: tuple[Ids, Flags, Flags, Floats] | None = None
+        self._tokens: TokenColumns | None = None
+        self._whole: tuple[Ids, Floats] | None = None
+        self._asked = 0
         self._summaries: list[Summary] | None = None
         self._ragged: dict[int, _Ragged] = {}
         self._rest: dict[int, memoryview] | None = None
@@ -90,21 +90,27 @@ class LoadedBlock:
         return self._summaries[row - self._first_row]
 
     def tokens(self, row: int) -> tuple[SegmentTokens, ...]:
-        """The token arrays of row `row` of the pack, one per segment: read-only views of the block's."""
-        ids, sampled, loss_mask, logprobs = self._columns or self.columns()
+        """The token arrays of row `row` of the pack, one per segment: read-only views of a buffer of the
+        block's, or of the row's own where a reader does not begin with the block's first row."""
+        columns = self._tokens
+        if columns is None:
+            columns = self._tokens = self._open_tokens()
         index, skipped = row - self._first_row, self._segments[0]
-        first, last = self._segments[index] - skipped, self._segments[index + 1] - skipped
+        bounds = self._bounds[self._segments[index] - skipped : self._segments[index + 1] - skipped + 1]
+        self._asked += 1
+        if self._whole is None and (index == 0 or self._asked > _FEW_ROWS):
+            self._whole = columns.decode(0, self._header.tokens)
+        first = 0 if self._whole is not None else bounds[0]
+        ids, logprobs = self._whole or columns.decode(first, bounds[-1])
         return tuple(
-            SegmentTokens(ids[start:end], sampled[start:end], loss_mask[start:end], logprobs[start:end])
-            for start, end in pairwise(self._bounds[first : last + 1])
+            SegmentTokens(
+                ids[start - first : end - first],
+                columns.sampled[start:end],
+                columns.loss_mask[start:end],
+                logprobs[start - first : end - first],
+            )
+            for start, end in pairwise(bounds)
         )
-
-    def columns(self) -> tuple[Ids, Flags, Flags, Floats]:
-        """ids uint32 (N,), sampled uint8 (N,), loss mask uint8 (N,) and log-probabilities float32 (N,) of all
-        rows of the block in a row."""
-        if self._columns is None:
-            self._columns = self._decode_columns()
-        return self._columns
 
     def ragged(self, kind: int, row: int) -> bytes | None:
         """The bytes of level-0 frame `kind` of row `row`; None where it has none."""
@@ -112,41 +118,24 @@ class LoadedBlock:
             self._ragged[kind] = _Ragged(self._raw(kind), self._header.rows, f"{self._where}: frame {kind}")
         return self._ragged[kind].value(row - self._first_row)
 
-    def _decode_columns(self) -> tuple[Ids, Flags, Flags, Floats]:
-        total, masks = self._header.tokens, self._frame(BlockKind.MASKS)
-        if masks.raw_bytes not in (total, 2 * total):
-            raise ShardCorruptError(f"{self._where}: {masks.raw_bytes} bytes of masks for {total} tokens")
-        own = take_buffer(total * (_BYTES_PER_ID + _BYTES_PER_LOGPROB) + masks.raw_bytes)
-        floats = own[: total * _BYTES_PER_LOGPROB].view("<f4")
-        ids = own[floats.nbytes : floats.nbytes + total * _BYTES_PER_ID].view("<u4")
-        flags = own[floats.nbytes + ids.nbytes :]
-        self._open_into(masks, flags)
-        sampled, loss_mask = flags[:total], flags[-total:] if total else flags
-        self._decode_ids(ids)
-        self._decode_logprobs(sampled, floats)
-        for column in (ids, sampled, loss_mask, floats):
-            column.flags.writeable = False
-        return ids, sampled, loss_mask, floats
-
-    def _decode_ids(self, ids: Ids) -> None:
-        encoding = self._frame(BlockKind.TOKENS).encoding
-        vocabulary = np.empty(0, np.uint32)
-        if encoding == Encoding.CODES:
-            alone = join_halves(self._open(BlockKind.VOCABULARY)).cumsum(dtype=np.uint32)
-            before = self._shared.vocabulary if self._frame(BlockKind.VOCABULARY).shared else vocabulary
-            vocabulary = np.concatenate([before, alone])
-        fill_ids(self._open(BlockKind.TOKENS), encoding, vocabulary, ids, where=self._where)
-
-    def _decode_logprobs(self, sampled: Flags, floats: Floats) -> None:
-        encoding = self._frame(BlockKind.LOGPROBS).encoding
-        high, low = self._open(BlockKind.LOGPROBS), self._open(BlockKind.LOGPROBS_LOW)
-        if encoding == Encoding.FLOAT16:
-            fill_logprobs_16(high, low, sampled, floats, where=self._where)
-        elif encoding == Encoding.PLAIN:
+    def _open_tokens(self) -> TokenColumns:
+        ids, logprobs = self._frame(BlockKind.TOKENS), self._frame(BlockKind.LOGPROBS)
+        vocabulary = None
+        if ids.encoding == Encoding.CODES:
+            vocabulary = join_halves(self._open(BlockKind.VOCABULARY)).cumsum(dtype=np.uint32)
+            if self._frame(BlockKind.VOCABULARY).shared:
+                vocabulary = np.concatenate([self._shared.vocabulary, vocabulary])
+        middle = None
+        if logprobs.encoding != Encoding.FLOAT16:
             middle = self._open(BlockKind.LOGPROBS_MIDDLE)
-            fill_logprobs(high, middle, low, sampled, floats, where=self._where)
-        else:
-            raise ShardCorruptError(f"{self._where}: log-probabilities have the unknown encoding {encoding}")
+        return TokenColumns(
+            ids=self._open(BlockKind.TOKENS),
+            vocabulary=vocabulary,
+            masks=self._open(BlockKind.MASKS),
+            logprobs=(self._open(BlockKind.LOGPROBS), middle, self._open(BlockKind.LOGPROBS_LOW)),
+            total=self._header.tokens,
+            where=self._where,
+        )
 
     def _raw(self, kind: int) -> memoryview:
         """What the rows have of a level-0 kind: a frame of its own, or a part of the rest."""
@@ -161,13 +150,6 @@ class LoadedBlock:
     def _open(self, kind: int) -> memoryview:
         frame = self._frame(kind)
         return open_block_frame(frame, self._bytes(frame), self._where, self._dictionary(frame))
-
-    def _open_into(self, frame: BlockFrame, target: NDArray[np.uint8]) -> None:
-        stored = self._bytes(frame)
-        if frame.stored_bytes == frame.raw_bytes:
-            target[:] = np.frombuffer(stored, np.uint8)
-        else:
-            decompress_into(stored, target.data, f"{self._where}: frame {frame.kind}")
 
     def _dictionary(self, frame: BlockFrame) -> PackDictionary | None:
         if not frame.shared or frame.kind == BlockKind.VOCABULARY:

@@ -97,53 +97,83 @@ def logprob_frames(segments: Sequence[SegmentTokens], *, float16: bool) -> dict[
     }
 
 
-def fill_ids(raw: memoryview, encoding: int, vocabulary: Ids, ids: Ids, *, where: str) -> None:
-    """Fills `ids` (N,) from a frame TOKENS; raises `ShardCorruptError` where it does not fit."""
-    width = 2 if encoding == Encoding.CODES else 4
-    if len(raw) != width * len(ids) or encoding not in (Encoding.CODES, Encoding.PLAIN):
-        raise ShardCorruptError(f"{where}: {len(raw)} bytes of ids do not fit {len(ids)} tokens")
-    numbers = np.frombuffer(raw, f"<u{width}")
-    if encoding == Encoding.PLAIN:
-        ids[:] = numbers
-    elif len(ids):
-        if int(numbers.max()) >= len(vocabulary):
+class TokenColumns:
+    """The token arrays of a block; ids and log-probabilities are put together for any stretch of its tokens."""
+
+    def __init__(
+        self,
+        *,
+        ids: memoryview,
+        vocabulary: Ids | None,
+        masks: memoryview,
+        logprobs: tuple[memoryview, memoryview | None, memoryview],
+        total: int,
+        where: str,
+    ) -> None:
+        """Raw frames of `total` tokens. `ids` are codes where there is a `vocabulary`. `logprobs`: highest
+        bytes, middle (None: float16) and low. Raises `ShardCorruptError` where they do not fit."""
+        if len(masks) not in (total, 2 * total):
+            raise ShardCorruptError(f"{where}: {len(masks)} bytes of masks for {total} tokens")
+        if len(ids) != (4 if vocabulary is None else 2) * total:
+            raise ShardCorruptError(f"{where}: {len(ids)} bytes of ids for {total} tokens")
+        flags = np.frombuffer(masks, np.uint8)
+        self.sampled: Flags = _read_only(flags[:total])
+        self.loss_mask: Flags = _read_only(flags[len(flags) - total :])
+        self._vocabulary = vocabulary
+        self._ids = np.frombuffer(ids, "<u4" if vocabulary is None else "<u2")
+        if vocabulary is not None and total and int(self._ids.max()) >= len(vocabulary):
             raise ShardCorruptError(f"{where}: a code is not among the {len(vocabulary)} of the vocabulary")
-        # With any other mode numpy copies the codes or the ids once more.
-        vocabulary.take(numbers, out=ids, mode="wrap")
+        high, middle, low = logprobs
+        self._high = np.frombuffer(high, np.uint8)
+        self._middle = None if middle is None else np.frombuffer(middle, np.uint8)
+        self._low = np.frombuffer(low, np.uint8 if middle is None else "<u2")
+        count, taken = len(self._high), np.count_nonzero(self.sampled)
+        lengths = {count, len(self._low), count if self._middle is None else len(self._middle)}
+        if len(lengths) > 1 or count not in (taken, total):
+            raise ShardCorruptError(f"{where}: {count} log-probabilities for {taken} of {total} tokens")
+        self._of_all = count == total
+
+    def decode(self, start: int, end: int) -> tuple[Ids, Floats]:
+        """ids uint32 and log-probabilities float32 of tokens [start, end), read-only views of one buffer; NaN
+        where nothing was sampled and the block says nothing."""
+        size = end - start
+        own = take_buffer(8 * size)
+        ids, floats = own[: 4 * size].view("<u4"), own[4 * size :].view("<f4")
+        if self._vocabulary is None:
+            ids[:] = self._ids[start:end]
+        elif size:
+            # With any other mode numpy copies once more; that no code is too large was checked.
+            self._vocabulary.take(self._ids[start:end], out=ids, mode="wrap")
+        if self._of_all:
+            floats[:] = self._floats(start, end)
+        else:
+            floats.fill(np.nan)
+            sampled = self.sampled[start:end].view(np.bool_)
+            first = self._sampled_before(start)
+            floats[sampled] = self._floats(first, first + int(np.count_nonzero(sampled)))
+        return _read_only(ids), _read_only(floats)
+
+    def _sampled_before(self, start: int) -> int:
+        """How many of the tokens before `start` were sampled."""
+        return int(np.count_nonzero(self.sampled[:start]))
+
+    def _floats(self, first: int, last: int) -> Floats:
+        """The log-probabilities [first, last) of those that the frames hold."""
+        upper = np.left_shift(self._high[first:last], 8, dtype=np.uint16)
+        if self._middle is None:
+            # A table of all 65536 values: numpy converts them one by one, at half the speed.
+            upper |= self._low[first:last]
+            return _float16_values()[upper]
+        upper |= self._middle[first:last]
+        bits = upper.astype(np.uint32)
+        bits <<= _HALF
+        bits |= self._low[first:last]
+        return bits.view("<f4")
 
 
-def fill_logprobs(
-    high: memoryview, middle: memoryview, low: memoryview, sampled: Flags, floats: Floats, *, where: str
-) -> None:
-    """Fills `floats` (N,) from the frames of float32: NaN where nothing was sampled and they say nothing."""
-    count, taken = len(high), np.count_nonzero(sampled)
-    if count not in (taken, len(sampled)) or len(middle) != count or len(low) != 2 * count:
-        raise ShardCorruptError(f"{where}: {count} log-probabilities for {taken} of {len(sampled)} tokens")
-    alone = count != len(sampled)
-    upper = take_buffer(2 * count).view("<u2")
-    np.left_shift(np.frombuffer(high, np.uint8), 8, out=upper, dtype=np.uint16)
-    upper |= np.frombuffer(middle, np.uint8)
-    bits = take_buffer(4 * count).view("<u4") if alone else floats.view("<u4")
-    bits[:] = upper
-    bits <<= _HALF
-    bits |= np.frombuffer(low, "<u2")
-    if alone:
-        floats.fill(np.nan)
-        floats[sampled.view(np.bool_)] = bits.view("<f4")
-
-
-def fill_logprobs_16(
-    high: memoryview, low: memoryview, sampled: Flags, floats: Floats, *, where: str
-) -> None:
-    """Fills `floats` (N,) from the frames of float16: NaN where nothing was sampled."""
-    taken = np.count_nonzero(sampled)
-    if not len(high) == len(low) == taken:
-        raise ShardCorruptError(f"{where}: {len(high)} log-probabilities for {taken} sampled tokens")
-    codes = np.left_shift(np.frombuffer(high, np.uint8), 8, dtype=np.uint16)
-    codes |= np.frombuffer(low, np.uint8)
-    floats.fill(np.nan)
-    # A table of all 65536 values: numpy converts them one by one, at half the speed.
-    floats[sampled.view(np.bool_)] = _float16_values()[codes]
+def _read_only(array: NDArray[Any]) -> Any:
+    array.flags.writeable = False
+    return array
 
 
 @cache
