@@ -98,7 +98,7 @@ def logprob_frames(segments: Sequence[SegmentTokens], *, float16: bool) -> dict[
 
 
 class TokenColumns:
-    """The token arrays of a block; ids and log-probabilities are put together for any stretch of its tokens."""
+    """The token arrays of a block; ids and log-probabilities are put together for any stretch of tokens."""
 
     def __init__(
         self,
