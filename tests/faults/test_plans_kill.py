@@ -41,10 +41,11 @@ RANK_0 = textwrap.dedent(
 def test_rank_0_killed_at_random_moments_repeats_and_loses_nothing(tmp_path: Path) -> None:
     chance = random.Random(11)
     run = ShardRun.create(tmp_path / "run")
-    committed = threading.Event()
+    killed = threading.Semaphore(0)
 
     def commit_and_pack() -> None:
         for worker in range(4):
+            assert worker == 0 or killed.acquire(timeout=120)
             first = worker * GROUPS // 4
             with run.writer(f"w{worker}") as writer:
                 for group in range(first, first + GROUPS // 4):
@@ -54,7 +55,6 @@ def test_rank_0_killed_at_random_moments_repeats_and_loses_nothing(tmp_path: Pat
             Packer(run.paths).pack()
             Retention(run.paths).retain(without=["grpo"])
         publish(run.paths.closed, b"{}")
-        committed.set()
 
     other: list[tuple[int, list[str]]] = []
 
@@ -77,6 +77,7 @@ def test_rank_0_killed_at_random_moments_repeats_and_loses_nothing(tmp_path: Pat
             except subprocess.TimeoutExpired:
                 rank.kill()
                 kills += 1
+                killed.release()
             assert rank.stdout is not None
             printed += [line for line in rank.stdout.read().splitlines() if line]
     for thread in threads:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import random
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -270,13 +272,17 @@ def newer_segments(ordinal: int, by: int) -> tuple[Any, ...]:
 def test_what_went_stale_while_a_step_was_filling_is_replaced(run: ShardRun) -> None:
     commit(run, range(4))
     looks = 0
+    published_at = math.inf
 
     def publish_and_commit_more() -> bool:
-        nonlocal looks
+        nonlocal looks, published_at
         looks += 1
         if looks == 2:  # the first group was chosen in the look before
             newest = PolicyVersion(policy_name="policy", lineage="main", version=11)
             replace(run.paths.policy_latest("policy"), newest.to_json().encode())
+            published_at = time.monotonic()
+        elif time.monotonic() - published_at > 0.3:  # longer than the version before is remembered
+            published_at = math.inf
             for n in range(4, 12):
                 commit(run, range(n, n + 1), incarnation=f"w{n}", segments=newer_segments(n, 10))
         return False
