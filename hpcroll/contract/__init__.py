@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hpcroll.contract.canonical import canonical_json, parse_version, sha256_hex
+from hpcroll.contract.canonical import canonical_json, parse_version, require_major, sha256_hex
 from hpcroll.contract.ref import RolloutRef, group_id
 from hpcroll.contract.status import EndReason, FailureClass, Stage, Status, StopReason
 from hpcroll.contract.tokens import (
@@ -151,5 +151,6 @@ __all__ = [
     "canonical_json",
     "group_id",
     "parse_version",
+    "require_major",
     "sha256_hex",
 ]

@@ -20,6 +20,15 @@ def parse_version(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+def require_major(written: str, major: int, what: object) -> None:
+    """Raises `SchemaVersionError` unless `what`, which has schema version `written`, is of `major`."""
+    if parse_version(written)[0] != major:
+        raise SchemaVersionError(
+            f"{what} has schema version {written}, this hpcroll reads {major}.x; use the hpcroll that wrote "
+            "it, or a newer one"
+        )
+
+
 def canonical_json(value: Any) -> str:
     """One text per value: sorted keys, no spaces, ASCII, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

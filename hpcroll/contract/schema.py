@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from hpcroll.contract.canonical import canonical_json, parse_version, sha256_hex
-from hpcroll.errors import SchemaVersionError
+from hpcroll.contract.canonical import canonical_json, parse_version, require_major, sha256_hex
 
 
 class Frozen(BaseModel):
@@ -39,11 +38,7 @@ class Record(Frozen):
             return data
         written = data.get("schema_version") or cls.SCHEMA
         theirs, ours = parse_version(written), parse_version(cls.SCHEMA)
-        if theirs[0] != ours[0]:
-            raise SchemaVersionError(
-                f"{cls.__name__} has schema version {written}, this hpcroll reads {ours[0]}.x; "
-                "use the hpcroll that wrote it, or a newer one"
-            )
+        require_major(written, ours[0], cls.__name__)
         unknown = sorted(set(data) - set(cls.model_fields))
         if unknown and theirs <= ours:
             raise ValueError(f"unknown fields {', '.join(unknown)} in a {cls.__name__}")

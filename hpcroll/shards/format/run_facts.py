@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from hpcroll.contract import parse_version
-from hpcroll.errors import SchemaVersionError, ShardError
+from hpcroll.contract import require_major
+from hpcroll.errors import ShardError
 from hpcroll.fs.atomic import read_fresh
 from hpcroll.fs.paths import RunPaths
 
@@ -29,12 +29,7 @@ def read_run_facts(paths: RunPaths) -> RunFacts:
         raise ShardError(f"{paths.root} holds no run (no run.json); check the path")
     try:
         run = json.loads(data)
-        version = parse_version(run["schema_version"])
-        if version[0] != _READABLE_MAJOR:
-            raise SchemaVersionError(
-                f"{paths.run_json} has schema version {run['schema_version']}, this hpcroll reads "
-                f"{_READABLE_MAJOR}.x; use the hpcroll that wrote it, or a newer one"
-            )
+        require_major(run["schema_version"], _READABLE_MAJOR, paths.run_json)
         config = run["config"]
         return RunFacts(
             run_id=run["run_id"],

@@ -14,8 +14,8 @@ from typing import Any
 
 import xxhash
 
-from hpcroll.contract import canonical_json, parse_version
-from hpcroll.errors import SchemaVersionError, ShardCorruptError
+from hpcroll.contract import canonical_json, require_major
+from hpcroll.errors import ShardCorruptError
 from hpcroll.fs.atomic import make_directories, publish, read_fresh
 from hpcroll.fs.paths import RunPaths
 from hpcroll.shards.format.place import Place, ShardName
@@ -90,12 +90,7 @@ class Manifest:
             written = canonical_json(fields).encode() + b"\n"
             if fields.pop("xxh3_64") != _checksum(fields) or written != data:
                 raise ValueError("its checksum does not match")
-            version = parse_version(fields["schema_version"])
-            if version[0] != _READABLE_MAJOR:
-                raise SchemaVersionError(
-                    f"{path} has schema version {fields['schema_version']}, this hpcroll reads "
-                    f"{_READABLE_MAJOR}.x; use the hpcroll that wrote it, or a newer one"
-                )
+            require_major(fields["schema_version"], _READABLE_MAJOR, path)
             offset, size, checksum = fields["index"]
             return cls(
                 generation=int(fields["generation"]),

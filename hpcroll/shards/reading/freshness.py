@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 
-from hpcroll.contract import parse_version
-from hpcroll.errors import SchemaVersionError, ShardError
+from hpcroll.contract import require_major
+from hpcroll.errors import ShardError
 from hpcroll.fs.atomic import read_fresh
 from hpcroll.fs.paths import RunPaths
 from hpcroll.shards.format.codec import Summary
@@ -59,11 +59,7 @@ class Freshness:
             return None
         try:
             fields = json.loads(data)
-            if parse_version(fields["schema_version"])[0] != _READABLE_MAJOR:
-                raise SchemaVersionError(
-                    f"{path} has schema version {fields['schema_version']}, this hpcroll reads "
-                    f"{_READABLE_MAJOR}.x; use the hpcroll that wrote it, or a newer one"
-                )
+            require_major(fields["schema_version"], _READABLE_MAJOR, path)
             return str(fields["lineage"]), int(fields["version"])
         except (ValueError, KeyError, TypeError) as error:
             raise ShardError(f"{path} is not a policy version: {error!r}") from error
