@@ -31,20 +31,17 @@ _ONE, _BYTE, _HALF, _EXPONENT, _SIGN = (np.uint32(bits) for bits in (1, 8, 16, 2
 
 def pack_tokens(tokens: Sequence[SegmentTokens]) -> bytes:
     """The frame TOKENS of all segments."""
-    ids = _joined([part.ids for part in tokens], "<u4")
+    ids = joined([part.ids for part in tokens], "<u4")
     high = ids >> _HALF
     width = "<u2" if ids.size and high.max() > 0xFF else "u1"
-    sampled = _joined([part.sampled for part in tokens], "u1")
-    loss_mask = _joined([part.loss_mask for part in tokens], "u1")
+    sampled = joined([part.sampled for part in tokens], "u1")
+    loss_mask = joined([part.loss_mask for part in tokens], "u1")
     return b"".join([ids.astype("<u2").data, high.astype(width).data, sampled.data, loss_mask.data])
 
 
 def pack_logprobs(tokens: Sequence[SegmentTokens]) -> bytes:
     """The frame LOGPROBS of all segments."""
-    values = _joined([part.logprobs for part in tokens], "<f4")
-    sampled = _joined([part.sampled for part in tokens], "u1") != 0
-    if np.isnan(values[~sampled]).all():
-        values = values[sampled]
+    values, _ = kept_logprobs(tokens)
     bits = values.view("<u4")
     rotated = (bits << _ONE) | (bits >> _SIGN)
     exponents = compress((rotated >> _EXPONENT).astype("u1").tobytes(), _EXPONENTS_LEVEL)
@@ -92,6 +89,16 @@ def parse_logprobs(raw: bytes, sampled: Flags) -> Floats:
     return values
 
 
-def _joined(parts: Sequence[NDArray[Any]], dtype: str) -> NDArray[Any]:
+def kept_logprobs(tokens: Sequence[SegmentTokens]) -> tuple[Floats, bool]:
+    """The log-probabilities that must be stored: those of sampled tokens alone (True) where all others are
+    NaN, else those of all tokens (False)."""
+    values = joined([part.logprobs for part in tokens], "<f4")
+    sampled = joined([part.sampled for part in tokens], "u1") != 0
+    alone = bool(np.isnan(values[~sampled]).all())
+    return (values[sampled] if alone else values), alone
+
+
+def joined(parts: Sequence[NDArray[Any]], dtype: str) -> NDArray[Any]:
+    """`parts` in a row, as `dtype`; a single one may be returned as it is."""
     arrays = [np.ascontiguousarray(part, dtype) for part in parts]
     return arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, dtype), *arrays])

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from hpcroll.contract import Flags, Floats, Ids, SegmentTokens
 from hpcroll.errors import ShardCorruptError
+from hpcroll.shards.format.token_bytes import joined, kept_logprobs
 from hpcroll.shards.level1.block import BlockKind, Encoding, RawFrame
 from hpcroll.shards.level1.buffers import take_buffer
 from hpcroll.shards.level1.dictionary import PackDictionary
@@ -58,7 +59,7 @@ def id_frames(
     segments: Sequence[SegmentTokens], vocabulary: Ids, dictionary: PackDictionary | None
 ) -> dict[int, RawFrame]:
     """The frames VOCABULARY and TOKENS."""
-    ids = _joined([segment.ids for segment in segments], "<u4")
+    ids = joined([segment.ids for segment in segments], "<u4")
     codes, alone = codes_of(ids, vocabulary)
     if codes is None:
         return {BlockKind.TOKENS: RawFrame(Encoding.PLAIN, ids.tobytes())}
@@ -71,18 +72,14 @@ def id_frames(
 
 def mask_frame(segments: Sequence[SegmentTokens]) -> RawFrame:
     """The frame MASKS."""
-    sampled = _joined([segment.sampled for segment in segments], "u1").tobytes()
-    loss_mask = _joined([segment.loss_mask for segment in segments], "u1").tobytes()
+    sampled = joined([segment.sampled for segment in segments], "u1").tobytes()
+    loss_mask = joined([segment.loss_mask for segment in segments], "u1").tobytes()
     return RawFrame(Encoding.PLAIN, sampled + (b"" if loss_mask == sampled else loss_mask))
 
 
 def logprob_frames(segments: Sequence[SegmentTokens], *, float16: bool) -> dict[int, RawFrame]:
     """The frames LOGPROBS, LOGPROBS_MIDDLE (not with `float16`) and LOGPROBS_LOW."""
-    values = _joined([segment.logprobs for segment in segments], "<f4")
-    sampled = _joined([segment.sampled for segment in segments], "u1") != 0
-    alone = bool(np.isnan(values[~sampled]).all())
-    if alone:
-        values = values[sampled]
+    values, alone = kept_logprobs(segments)
     if alone and float16:
         bits = np.maximum(values, _LOWEST_FLOAT16).astype("<f2").view("<u2")
         return {
@@ -183,7 +180,3 @@ def _float16_values() -> Floats:
 
 def _bytes_frame(encoding: Encoding, bits: NDArray[Any], dtype: str) -> RawFrame:
     return RawFrame(encoding, bits.astype(dtype).tobytes(), level=_LEVEL)
-
-
-def _joined(parts: Sequence[NDArray[Any]], dtype: str) -> NDArray[Any]:
-    return np.concatenate([np.empty(0, dtype), *(np.ascontiguousarray(part, dtype) for part in parts)])
