@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -147,8 +147,3 @@ class Bridged(Protocol):
     def bridge(self, out: Path, policy: PolicyRegistry) -> Bridge:
         """The bridge over output directory `out`, which publishes new versions in `policy`."""
         ...
-
-
-def facts_carried(exporter: type[Exporter]) -> Sequence[Fact]:
-    """The facts that the format has a place for."""
-    return [fact for fact in Fact if fact not in exporter.loses]

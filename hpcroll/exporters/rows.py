@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from hpcroll.contract import Floats, LogprobKind, Segment, SegmentTokens, TrajectoryRecord
+from hpcroll.contract import Floats, Segment, SegmentTokens, TrajectoryRecord
 from hpcroll.exporters.base import Part
 from hpcroll.shards import StoredTrajectory
 
@@ -101,13 +101,6 @@ def token_temperatures(record: TrajectoryRecord, segment_index: int) -> Floats:
             asked = calls[span.call_index].sampling_effective.temperature
             temperatures[span.start : span.start + span.length] = asked or 1.0
     return temperatures
-
-
-def logprob_kinds(record: TrajectoryRecord, segment_index: int) -> list[str]:
-    """The kinds of log-probabilities in a segment, each once."""
-    spans = {span.call_index for span in record.call_spans if span.segment_index == segment_index}
-    kinds = {call.logprob_kind for call in record.calls if call.call_index in spans}
-    return sorted(kind.value for kind in kinds - {LogprobKind.NONE})
 
 
 def stable_number(text: str) -> int:
