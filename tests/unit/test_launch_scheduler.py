@@ -11,6 +11,7 @@ from hpcroll.errors import LaunchError
 from hpcroll.launch.base import JobState
 from hpcroll.launch.command import CommandOutput, run_command
 from hpcroll.launch.scheduler import SlurmView, job_state, query_states, slurm_facts
+from tests.clock import Clock
 
 
 class FakeSlurm:
@@ -24,14 +25,6 @@ class FakeSlurm:
         self.asked.append(list(argv))
         answer = self.answers.get(argv[0], "")
         return answer if isinstance(answer, CommandOutput) else CommandOutput(0, answer, "")
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.mark.parametrize(

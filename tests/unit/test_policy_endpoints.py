@@ -10,6 +10,7 @@ from hpcroll.errors import ConfigError
 from hpcroll.fs import RunPaths, make_directories
 from hpcroll.policy import PolicyRegistry
 from hpcroll.policy.endpoints import EndpointWatch
+from tests.clock import Clock
 
 
 @pytest.fixture
@@ -17,14 +18,6 @@ def paths(tmp_path: Path) -> RunPaths:
     paths = RunPaths(tmp_path)
     make_directories(list(paths.directories()))
     return paths
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_registered_server_is_listed_with_what_it_said(paths: RunPaths) -> None:
@@ -45,7 +38,7 @@ def test_silent_server_drops_out_and_comes_back_with_its_next_beat(paths: RunPat
     quiet = PolicyRegistry(paths).register_endpoint("http://a:1", "m")
     loud = PolicyRegistry(paths).register_endpoint("http://b:1", "m")
     assert {endpoint.url for endpoint in watch.live(30)} == {"http://a:1", "http://b:1"}
-    clock.now += 31
+    clock.now_s += 31
     loud.beat()
     assert [endpoint.url for endpoint in watch.live(30)] == ["http://b:1"]
     quiet.beat()

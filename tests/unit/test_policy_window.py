@@ -13,6 +13,7 @@ from hpcroll.errors import ConfigError
 from hpcroll.fs import RunPaths, make_directories
 from hpcroll.policy import Bounds, PolicyRegistry, WindowState, WindowWatch
 from hpcroll.policy.window import LOOK_S, allowance
+from tests.clock import Clock
 
 
 @pytest.fixture
@@ -20,14 +21,6 @@ def paths(tmp_path: Path) -> RunPaths:
     paths = RunPaths(tmp_path)
     make_directories(list(paths.directories()))
     return paths
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def version(number: int, base: LineageBase | None = None) -> PolicyVersion:

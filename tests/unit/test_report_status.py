@@ -12,16 +12,9 @@ from hpcroll.api import Run
 from hpcroll.contract import FailureClass, Stage, Status, Task
 from hpcroll.report import RunStatus, StatusObserver, log_tails, render_status, rollout_events, status_line
 from hpcroll.spool import BeatCounts, EventLog, Heartbeat, Incarnation, Spool, mark_ended
+from tests.clock import Clock
 
 LEG = "init+run+eval"
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture

@@ -11,19 +11,10 @@ from hpcroll.contract import EndReason
 from hpcroll.spool import BeatCounts, Heartbeat, Incarnation, Spool, WorkerInfo, mark_ended
 from hpcroll.spool.liveness import WATCHED, JobEnded, Liveness
 from hpcroll.spool.pulse import Pulse
+from tests.clock import Clock
 from tests.spools import count_operations, make_spool, unknown_job
 
 BEAT_S, SILENCE_S = 10.0, 60.0
-
-
-class Clock:
-    """A monotonic clock that stands until it is moved."""
-
-    def __init__(self) -> None:
-        self.now_s = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Observer:
