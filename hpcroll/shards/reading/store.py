@@ -197,12 +197,12 @@ class Store:
 
     def _row(self, place: Place) -> tuple[int, int] | None:
         """The pack and the row that hold the entry at `place`; None where none is known to."""
-        for manifest in self.chain:
-            moved = manifest.inputs.get(place.shard)
+        for generation in self._packs_of(place.shard.incarnation):
+            moved = self.chain[generation].inputs.get(place.shard)
             if moved is not None and place.offset < moved.end and place.offset not in moved.left:
                 # The first pack that does not leave it behind holds it, or nobody ever will.
-                row = self.pack(manifest.generation).row_of(place)
-                return None if row is None else (manifest.generation, row)
+                row = self.pack(generation).row_of(place)
+                return None if row is None else (generation, row)
         return None
 
 
