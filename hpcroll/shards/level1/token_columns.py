@@ -165,7 +165,8 @@ class TokenColumns:
         bits = upper.astype(np.uint32)
         bits <<= _HALF
         bits |= self._low[first:last]
-        return bits.view("<f4")
+        floats: Floats = bits.view("<f4")
+        return floats
 
 
 def _read_only(array: NDArray[Any]) -> Any:
