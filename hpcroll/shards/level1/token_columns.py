@@ -160,13 +160,13 @@ class TokenColumns:
         if self._middle is None:
             # A table of all 65536 values: numpy converts them one by one, at half the speed.
             upper |= self._low[first:last]
-            return _float16_values()[upper]
+            floats: Floats = _float16_values()[upper]
+            return floats
         upper |= self._middle[first:last]
         bits = upper.astype(np.uint32)
         bits <<= _HALF
         bits |= self._low[first:last]
-        floats: Floats = bits.view("<f4")
-        return floats
+        return bits.view("<f4")
 
 
 def _read_only(array: NDArray[Any]) -> Any:
