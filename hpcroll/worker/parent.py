@@ -12,12 +12,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from hpcroll.errors import HpcrollError
 from hpcroll.fs import RunPaths
-from hpcroll.spool import mark_ended
-from hpcroll.worker.packing import packing_command
+from hpcroll.spool import Spool, mark_ended
 from hpcroll.worker.processes import adopt_orphans, kill_descendants
 
 RESTART = 75
@@ -45,6 +46,18 @@ def run_rank(run_dir: Path, *, leg: str | None = None, rank: int = 0) -> int:
             return 1 if killed or status == RESTART else status
         time.sleep(back_off_s)
     raise AssertionError("the last round returns")
+
+
+def packing_command(run_dir: Path, leg: str | None, rank: int) -> Sequence[str] | None:
+    """What packs beside rank `rank` of `leg`; None where the config or another rank does not ask for it."""
+    try:
+        config = Spool.open(run_dir).config
+    except HpcrollError:
+        return None  # the worker meets the same error, and says it
+    is_last = (leg or config.leg_names[0]) == config.leg_names[-1]
+    if config.shards.pack == "off" or rank != 0 or not is_last:
+        return None
+    return [sys.executable, "-m", "hpcroll.worker.packing", str(run_dir)]
 
 
 class _Rank:

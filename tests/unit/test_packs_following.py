@@ -16,7 +16,7 @@ from hpcroll.shards.level1.following import follow_packing
 from hpcroll.shards.level1.packer import Packer, PackOptions
 from hpcroll.shards.level1.retention import Retention
 from hpcroll.spool import Spool
-from hpcroll.worker.packing import packing_command
+from hpcroll.worker.parent import packing_command
 from tests.shard_runs import ShardRun
 
 
@@ -80,6 +80,7 @@ def test_the_packer_beside_a_worker_packs_until_the_run_is_closed(tmp_path: Path
     assert command is not None
     assert command[0] == sys.executable
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stderr == ""
     assert "rows=8 groups=2" in done.stdout
     assert "deleted: shard=w0.0" in done.stdout
     assert rows(run) == 8
