@@ -50,7 +50,9 @@ class Source(Protocol):
     Raises `ShardCorruptError` where the bytes are not as written.
     """
 
-    def summary(self) -> Summary: ...
+    def summary(self) -> Summary:
+        """The same object each time."""
+        ...
 
     def tokens(self) -> tuple[SegmentTokens, ...]:
         """One per segment, read-only."""
@@ -65,15 +67,18 @@ class Source(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RecordBytes:
     """A level-0 record: its header, and its bytes at least up to the columns that are asked for."""
 
     header: Header
     data: bytes
+    _summary: Summary | None = field(default=None, repr=False)
 
     def summary(self) -> Summary:
-        return read_summary(self.header, self.data)
+        if self._summary is None:
+            self._summary = read_summary(self.header, self.data)
+        return self._summary
 
     def tokens(self) -> tuple[SegmentTokens, ...]:
         return read_tokens(self.header, self.summary(), self.data)
@@ -95,7 +100,6 @@ class StoredTrajectory:
     attempt: int
     columns: frozenset[Column]
     source: Source = field(repr=False)
-    _summary: Summary | None = field(default=None, repr=False)
     _tokens: tuple[SegmentTokens, ...] | None = field(default=None, repr=False)
     _record: TrajectoryRecord | None = field(default=None, repr=False)
 
@@ -110,9 +114,7 @@ class StoredTrajectory:
     @property
     def summary(self) -> Summary:
         """What filters and packing ask for: reward, status, group, weights, policy versions."""
-        if self._summary is None:
-            self._summary = self.source.summary()
-        return self._summary
+        return self.source.summary()
 
     @property
     def reward(self) -> float | None:

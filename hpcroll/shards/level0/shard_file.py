@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -53,15 +53,27 @@ def committer(paths: RunPaths, leg: str, ref: RolloutRef) -> str | None:
     return read_token(paths.done_link(leg, ref))
 
 
-def marks_of(paths: RunPaths, name: ShardName, *, only: RolloutRef | None = None) -> dict[int, RecordAddress]:
-    """The marked records of a shard (those of rollout `only`) by offset: its commit log's and adopters'."""
+def logs_of(paths: RunPaths, name: ShardName) -> list[bytes]:
+    """The marks of a shard as files: its commit log, and what adopters wrote."""
     logs = [read_fresh(paths.commit_log(name.incarnation, name.index))]
     generation = 0
     while (adopted := read_fresh(paths.adoption_file(name.incarnation, name.index, generation))) is not None:
         logs.append(adopted)
         generation += 1
-    found = (mark for log in logs if log is not None for mark in parse_marks(log, only=only)[0])
+    return [log for log in logs if log is not None]
+
+
+def marks_in(
+    logs: Iterable[bytes], name: ShardName, *, only: RolloutRef | None = None
+) -> dict[int, RecordAddress]:
+    """The marked records of shard `name` (those of rollout `only`) by offset."""
+    found = (mark for log in logs for mark in parse_marks(log, only=only)[0])
     return {mark.offset: mark for mark in found if mark.shard_index == name.index}
+
+
+def marks_of(paths: RunPaths, name: ShardName) -> dict[int, RecordAddress]:
+    """The marked records of shard `name` by offset, as its files say now."""
+    return marks_in(logs_of(paths, name), name)
 
 
 class OpenShard:
@@ -80,6 +92,10 @@ class OpenShard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Call it once."""
         os.close(self._descriptor)
 
     def read(self, offset: int, length: int) -> bytes:

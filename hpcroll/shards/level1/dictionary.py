@@ -6,6 +6,9 @@ import threading
 
 import zstandard
 
+_SHORTEST_MATCH = 6
+"""Bytes. zstd's own levels take shorter matches, which makes these frames larger and slower to read."""
+
 
 class PackDictionary:
     """Bytes that zstd frames of a pack refer back to; may be used by several threads at once."""
@@ -18,8 +21,10 @@ class PackDictionary:
 
     def compress(self, raw: bytes, level: int) -> bytes:
         """One zstd frame that says how long its content is."""
+        sizes = {"source_size": len(raw), "dict_size": len(self.content)}
+        usual = zstandard.ZstdCompressionParameters.from_level(level, **sizes)
         parameters = zstandard.ZstdCompressionParameters.from_level(
-            level, source_size=len(raw), dict_size=len(self.content)
+            level, **sizes, min_match=max(usual.min_match, _SHORTEST_MATCH)
         )
         context = zstandard.ZstdCompressor(compression_params=parameters, dict_data=self._prepared)
         return context.compress(raw)

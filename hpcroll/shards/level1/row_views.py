@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 from math import isnan
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from hpcroll.contract import RolloutRef
 from hpcroll.shards.format.codec import Summary
@@ -35,8 +33,7 @@ _SEGMENT = ("lengths", "weights", "version_low", "version_high", "trained", "sam
 
 
 class RowViews:
-    """The rows of `columns`. What is asked for first is rearranged once, for all rows: from then on a row
-    costs one call of numpy and not one per column."""
+    """The rows of `columns`: a call costs a little per column, and less than that for each row."""
 
     def __init__(self, columns: RowColumns) -> None:
         self._columns = columns
@@ -51,18 +48,22 @@ class RowViews:
                 RolloutRef(self._segment_name(segment), ordinal),
                 attempt,
             )
-            for incarnation, index, offset, segment, ordinal, attempt in self._identity[first:last].tolist()
+            for incarnation, index, offset, segment, ordinal, attempt in zip(
+                *self._values(_IDENTITY, first, last), strict=True
+            )
         ]
 
     def summaries(self, first: int, last: int) -> list[Summary]:
         """Those of rows [first, last), as the level-0 records had them."""
         ends: list[int] = self._columns.first_segment[first : last + 1].tolist()
-        segments: list[tuple[Any, ...]] = self._segment[ends[0] : ends[-1]].tolist()
-        found, begin = [], 0
-        for row, end in zip(self._summary[first:last].tolist(), ends[1:], strict=True):
-            found.append(self._one(row, segments[begin : end - ends[0]]))
-            begin = end - ends[0]
-        return found
+        skipped = ends[0]
+        segments = self._values(_SEGMENT, skipped, ends[-1])
+        return [
+            self._one(row, [tuple(values[start - skipped : end - skipped]) for values in segments])
+            for row, (start, end) in zip(
+                zip(*self._values(_SUMMARY, first, last), strict=True), pairwise(ends), strict=True
+            )
+        ]
 
     def _one(self, row: tuple[Any, ...], segments: Sequence[tuple[Any, ...]]) -> Summary:
         (
@@ -80,7 +81,7 @@ class RowViews:
             stop_reason,
             run_s,
         ) = row
-        lengths, weights, low, high, trained, sampled = zip(*segments, strict=True) if segments else _NONE
+        lengths, weights, low, high, trained, sampled = segments
         text = self._texts
         return Summary(
             text[incarnation],
@@ -123,25 +124,6 @@ class RowViews:
         """The strings, decoded once; a summary needs seven of them."""
         return self._columns.strings.texts()
 
-    @cached_property
-    def _identity(self) -> NDArray[Any]:
-        return self._rearranged(_IDENTITY)
-
-    @cached_property
-    def _summary(self) -> NDArray[Any]:
-        return self._rearranged(_SUMMARY)
-
-    @cached_property
-    def _segment(self) -> NDArray[Any]:
-        return self._rearranged(_SEGMENT)
-
-    def _rearranged(self, names: Sequence[str]) -> NDArray[Any]:
-        columns = {name: getattr(self._columns, name) for name in names}
-        first = columns[names[0]]
-        table = np.empty(len(first), [(name, column.dtype) for name, column in columns.items()])
-        for name, column in columns.items():
-            table[name] = column
-        return table
-
-
-_NONE: tuple[tuple[Any, ...], ...] = ((),) * len(_SEGMENT)
+    def _values(self, names: Sequence[str], first: int, last: int) -> list[list[Any]]:
+        """Entries [first, last) of each of the columns `names`."""
+        return [getattr(self._columns, name)[first:last].tolist() for name in names]

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from hpcroll.contract import RolloutRef
 from hpcroll.errors import ShardCorruptError, ShardError
 from hpcroll.fs.atomic import list_names
-from hpcroll.fs.paths import RunPaths
-from hpcroll.shards.format.frames import Header
-from hpcroll.shards.format.place import Place
-from hpcroll.shards.format.stored import Column, StoredTrajectory, frames_of, stored_record
-from hpcroll.shards.level0.scan import records_of, shards_of
-from hpcroll.shards.level0.shard_file import OpenShard, committer, marks_of
+from hpcroll.shards.format.stored import Column, StoredTrajectory
+from hpcroll.shards.level0.scan import shards_of
+from hpcroll.shards.level0.shard_file import committer
 from hpcroll.shards.reading.groups import Group
 from hpcroll.shards.reading.store import GONE, Store
 
@@ -73,28 +68,16 @@ def _group_size(store: Store, leg: str, segment: str) -> int:
 def _on_level0(
     store: Store, ref: RolloutRef, owner: str, columns: frozenset[Column]
 ) -> StoredTrajectory | None:
-    kinds = frames_of(columns)
+    found = store.shards.read_marked(owner, ref, columns)
+    if found is not None:
+        return found
     for name in shards_of(store.paths, owner):
-        store.counts.opens += 2
+        store.counts.opens += 1
         try:
-            with OpenShard(store.paths, name) as shard:
-                for offset, header in _candidates(store.paths, shard, ref):
-                    data = shard.frames_at(offset, header, kinds)
-                    if data is not None:
-                        return stored_record(Place(name, offset), header, columns, data)
+            found = store.shards.find(name, ref, columns, store.counts)
         except OSError as error:
             if error.errno not in GONE:
                 raise
+        if found is not None:
+            return found
     return None
-
-
-def _candidates(paths: RunPaths, shard: OpenShard, ref: RolloutRef) -> Iterator[tuple[int, Header]]:
-    """Where a record of `ref` stands: the marked place first, then wherever a header names it."""
-    marked = marks_of(paths, shard.name, only=ref)
-    for offset in marked:
-        header = shard.header_at(offset)
-        if header is not None and header.ref == ref:
-            yield offset, header
-    for offset, header in records_of(shard):
-        if header.ref == ref and offset not in marked:
-            yield offset, header

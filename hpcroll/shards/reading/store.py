@@ -14,11 +14,12 @@ from hpcroll.errors import ShardCorruptError
 from hpcroll.fs.paths import RunPaths
 from hpcroll.shards.format.frames import HEADER_BYTES_MOST
 from hpcroll.shards.format.place import Place, ShardName
-from hpcroll.shards.format.stored import Column, StoredTrajectory, frames_of, stored_record
+from hpcroll.shards.format.stored import Column, StoredTrajectory
 from hpcroll.shards.level0.shard_file import OpenShard, is_finished
 from hpcroll.shards.level0.walk import ReadCounts
 from hpcroll.shards.level1.chain import PackChain
 from hpcroll.shards.level1.pack_file import OpenPack
+from hpcroll.shards.reading.open_shards import OpenShards
 from hpcroll.shards.reading.patience import Patience
 
 _OPEN_PACKS = 4
@@ -28,12 +29,13 @@ GONE = frozenset({errno.ENOENT, errno.ESTALE})
 
 
 class Store:
-    """Both levels of a run. Close it, or the packs stay open until it is collected."""
+    """Both levels of a run. Close it, or its files stay open until it is collected."""
 
     def __init__(self, paths: RunPaths, counts: ReadCounts) -> None:
         self.paths = paths
         self.counts = counts
         self.chain = PackChain(paths)
+        self.shards = OpenShards(paths)
         self._packs: OrderedDict[int, OpenPack] = OrderedDict()
         self._gone: set[ShardName] = set()
         self._by_owner: defaultdict[str, list[int]] = defaultdict(list)
@@ -51,6 +53,7 @@ class Store:
     def close(self) -> None:
         """Closes what is open; the next read opens it again."""
         _close(self._packs)
+        self.shards.close()
 
     def refresh(self) -> int:
         """Looks for packs that were published since; how many there are."""
@@ -147,13 +150,7 @@ class Store:
     def on_level0(self, place: Place, columns: frozenset[Column]) -> StoredTrajectory | None:
         """The record at `place` of its shard; None where that is not as written. Raises `OSError` where the
         shard is gone."""
-        self.counts.opens += 1
-        with OpenShard(self.paths, place.shard) as shard:
-            header = shard.header_at(place.offset)
-            data = None if header is None else shard.frames_at(place.offset, header, frames_of(columns))
-        if header is None or data is None:
-            return None
-        return stored_record(place, header, columns, data)
+        return self.shards.read(place, columns, self.counts)
 
     def _still_on_level0(self, place: Place, columns: frozenset[Column]) -> StoredTrajectory | None:
         """The same; None also where the shard is gone, which is remembered once packs hold the record."""
