@@ -98,6 +98,7 @@ class GatewaySession:
         self.recall = Recall()
         """What tool calls the agent was shown."""
         self._in_flight: set[asyncio.Task[web.StreamResponse]] = set()
+        self._writes: set[asyncio.Future[None]] = set()
         self._inside: list[web.AppRunner] = []
 
     @property
@@ -121,12 +122,14 @@ class GatewaySession:
         return replace(self.outside, base_url=f"http://127.0.0.1:{port}/v1", api_key=ANY_KEY)
 
     async def close(self) -> None:
-        """Ends the calls in flight, which are recorded as such, and stops serving; idempotent."""
+        """Ends the calls in flight, which are durable as such then, and stops serving; idempotent."""
         self._closed()
         for task in self._in_flight:
             task.cancel()
         if self._in_flight:
             await asyncio.wait(self._in_flight)
+        if self._writes:
+            await asyncio.wait(self._writes)
         while self._inside:
             await self._inside.pop().cleanup()
         self.services.pool.forget(self.name)
@@ -184,9 +187,11 @@ class GatewaySession:
         """
         try:
             recorded = self.services.journal.fold(recorded)
-            written = self.services.journal.submit(recorded)
+            written = asyncio.wrap_future(self.services.journal.submit(recorded))
+            self._writes.add(written)
+            written.add_done_callback(self._writes.discard)
             self._take(recorded, ticket)
-            await asyncio.shield(asyncio.wrap_future(written))
+            await asyncio.shield(written)
         except SpoolError as error:
             self._calls = [call for call in self._calls if call is not recorded]
             self.error = error

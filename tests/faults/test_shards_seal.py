@@ -49,7 +49,9 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def start(run: Run, workers: int) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-m", "hpcroll.cli", "launch", str(run.path), "-n", str(workers), "--wait"]
+    # Whoever starts the tests in the background may have SIGINT ignored, which is inherited.
+    argv = ["env", "--default-signal=INT", sys.executable, "-m", "hpcroll.cli"]
+    argv += ["launch", str(run.path), "-n", str(workers), "--wait"]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=CHECKOUT)
 
 
