@@ -98,7 +98,7 @@ def read_trajectory(header: Header | None, data: bytes) -> Trajectory:
 
 def read_summary(header: Header, data: bytes) -> Summary:
     """The summary column of a record."""
-    return parse_summary(open_frame(header, FrameKind.SUMMARY, data))
+    return parse_summary(bytes(open_frame(header, FrameKind.SUMMARY, data)))
 
 
 def read_tokens(header: Header, summary: Summary, data: bytes) -> tuple[SegmentTokens, ...]:

@@ -41,14 +41,16 @@ def column_frames(columns: Mapping[str, ExtraColumn], lengths: Sequence[int]) ->
 
 
 def read_columns(
-    directory: bytes | None, open_kind: Callable[[int], bytes], names: Collection[str] | None = None
+    directory: bytes | memoryview | None,
+    open_kind: Callable[[int], bytes | memoryview],
+    names: Collection[str] | None = None,
 ) -> dict[str, ExtraColumn]:
     """The extra columns `names` (None: all) that a record has, as read-only views.
 
     `directory`: its frame, None where the record has none. `open_kind` gives the raw bytes of a frame, and is
     asked for the chosen columns only.
     """
-    entries = json.loads(directory) if directory is not None else []
+    entries = json.loads(bytes(directory)) if directory is not None else []
     return {
         entry["name"]: _arrays(entry, open_kind(kind))
         for kind, entry in enumerate(entries, FIRST_EXTRA)
@@ -81,7 +83,7 @@ def _column(name: str, column: ExtraColumn, lengths: Sequence[int]) -> tuple[dic
     return {"name": name, "dtype": dtype, "ragged": ragged, "shapes": shapes}, b"".join(pieces)
 
 
-def _arrays(entry: dict[str, Any], raw: bytes) -> ExtraColumn:
+def _arrays(entry: dict[str, Any], raw: bytes | memoryview) -> ExtraColumn:
     dtype, start = np.dtype(entry["dtype"]), 0
     found: list[NDArray[Any] | Ragged] = []
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import zstandard
 
 from hpcroll.errors import ShardCorruptError
+from hpcroll.shards.format.buffers import take_buffer
 
 if TYPE_CHECKING:
     from hpcroll.shards.format.dictionaries import Dictionary
@@ -23,7 +24,6 @@ _TYPICAL_BYTES = 128 << 10
 # A deque gives up and takes back an item without any lock of ours.
 _compressors: defaultdict[tuple[int, Dictionary | None], deque[zstandard.ZstdCompressor]]
 _compressors = defaultdict(deque)
-_decompressors: defaultdict[Dictionary | None, deque[zstandard.ZstdDecompressor]] = defaultdict(deque)
 
 
 def compress(raw: bytes, level: int, dictionary: Dictionary | None = None) -> bytes:
@@ -38,21 +38,38 @@ def compress(raw: bytes, level: int, dictionary: Dictionary | None = None) -> by
     return stored
 
 
-def decompress(stored: bytes | memoryview, raw_bytes: int, dictionary: Dictionary | None = None) -> bytes:
-    """The `raw_bytes` bytes of one zstd frame; raises `ShardCorruptError`."""
-    idle = _decompressors[dictionary]
-    try:
-        context = idle.pop()
-    except IndexError:
-        context = zstandard.ZstdDecompressor(dict_data=None if dictionary is None else dictionary.content)
-    try:
-        raw = context.decompress(stored, max_output_size=raw_bytes)
-    except zstandard.ZstdError as error:
-        raise ShardCorruptError(f"its bytes do not decompress: {error}") from error
-    idle.append(context)
-    if len(raw) != raw_bytes:
-        raise ShardCorruptError(f"it has {len(raw)} bytes, not {raw_bytes}")
-    return raw
+class Decompressor:
+    """Contexts for frames that refer to the dictionary `content` (None: to none)."""
+
+    def __init__(self, content: zstandard.ZstdCompressionDict | None = None) -> None:
+        self._content = content
+        self._idle: deque[zstandard.ZstdDecompressor] = deque()
+
+    def decompress(self, stored: bytes | memoryview, raw_bytes: int) -> memoryview:
+        """The `raw_bytes` bytes of one zstd frame, read-only; raises `ShardCorruptError`."""
+        target = take_buffer(raw_bytes).data
+        try:
+            context = self._idle.pop()
+        except IndexError:
+            context = zstandard.ZstdDecompressor(dict_data=self._content)
+        try:
+            # In one step and without a window of its own, since source and target are whole.
+            with context.stream_reader(stored) as reader:
+                count: int = reader.readinto(target)
+        except zstandard.ZstdError as error:
+            raise ShardCorruptError(f"its bytes do not decompress: {error}") from error
+        self._idle.append(context)
+        if count != raw_bytes:
+            raise ShardCorruptError(f"it has {count} bytes, not {raw_bytes}")
+        return target.toreadonly()
+
+
+_plain = Decompressor()
+
+
+def decompress(stored: bytes | memoryview, raw_bytes: int) -> memoryview:
+    """The `raw_bytes` bytes of one zstd frame without a dictionary, read-only; raises `ShardCorruptError`."""
+    return _plain.decompress(stored, raw_bytes)
 
 
 def _compressor(level: int, dictionary: Dictionary | None) -> zstandard.ZstdCompressor:

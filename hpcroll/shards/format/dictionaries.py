@@ -31,7 +31,7 @@ import zstandard
 from hpcroll.errors import SchemaVersionError, ShardCorruptError, ShardError
 from hpcroll.fs.atomic import read_fresh
 from hpcroll.fs.paths import RunPaths
-from hpcroll.shards.format.compression import compress, decompress
+from hpcroll.shards.format.compression import Decompressor, compress, decompress
 
 _MAGIC_PREFIX = b"hpcrdic"
 _MAJOR = 1
@@ -48,12 +48,19 @@ class Dictionary:
     kind: int
     number: int
     content: zstandard.ZstdCompressionDict = field(repr=False)
+    decompressor: Decompressor = field(repr=False)
     _by_level: dict[int, zstandard.ZstdCompressionDict] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
     def of(cls, kind: int, data: bytes) -> Dictionary:
-        return cls(kind, number_of(data), zstandard.ZstdCompressionDict(data))
+        return cls.numbered(kind, number_of(data), data)
+
+    @classmethod
+    def numbered(cls, kind: int, number: int, data: bytes | memoryview) -> Dictionary:
+        """The dictionary `data`, whose `number` was checked."""
+        content = zstandard.ZstdCompressionDict(data)
+        return cls(kind, number, content, Decompressor(content))
 
     def prepared(
         self, level: int, parameters: zstandard.ZstdCompressionParameters
@@ -104,7 +111,7 @@ def parse_dictionaries(data: bytes, path: Path) -> tuple[Dictionary, ...]:
     ordered = decompress(body[table_end:], sum(size for _, _, size in entries))
     found, start = [], 0
     for kind, number, size in entries:
-        found.append(Dictionary(kind, number, zstandard.ZstdCompressionDict(ordered[start : start + size])))
+        found.append(Dictionary.numbered(kind, number, ordered[start : start + size]))
         start += size
     return tuple(found)
 

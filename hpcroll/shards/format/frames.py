@@ -191,8 +191,8 @@ def parse_header(data: bytes | memoryview, dictionaries: Dictionaries | None = N
     return Header(ref, attempt, tuple(frames), header_bytes, header_bytes + body, checksum, dictionaries)
 
 
-def open_frame(header: Header, kind: int, record: bytes | memoryview) -> bytes:
-    """The raw bytes of a frame, from `record` (a record's bytes, at least up to that frame's end).
+def open_frame(header: Header, kind: int, record: bytes | memoryview) -> memoryview:
+    """The raw bytes of a frame, read-only, from `record` (a record's bytes, at least up to that frame's end).
 
     Raises `ShardCorruptError` where the bytes do not match their checksum, `ShardError` where the dictionary
     that they need is missing.
@@ -203,10 +203,11 @@ def open_frame(header: Header, kind: int, record: bytes | memoryview) -> bytes:
         if len(stored) != frame.stored_bytes or xxhash.xxh3_64_intdigest(stored) != frame.checksum:
             raise ShardCorruptError("its bytes do not match their checksum")
         if frame.stored_bytes == frame.raw_bytes:
-            return bytes(stored)
-        named = frame.dictionary
-        dictionary = find_dictionary(header.dictionaries, named) if named else None
-        return decompress(stored, frame.raw_bytes, dictionary)
+            return stored
+        if not frame.dictionary:
+            return decompress(stored, frame.raw_bytes)
+        dictionary = find_dictionary(header.dictionaries, frame.dictionary)
+        return dictionary.decompressor.decompress(stored, frame.raw_bytes)
     except ShardError as error:
         where = f"rollout {header.ref} attempt {header.attempt}: frame {_name(kind)}"
         raise type(error)(f"{where}: {error}") from error

@@ -25,7 +25,7 @@ def text_bytes(record: TrajectoryRecord) -> bytes:
     return json_bytes([[call.messages, call.reply] for call in record.calls])
 
 
-def parse_record(raw: bytes, text: bytes | None) -> TrajectoryRecord:
+def parse_record(raw: bytes | memoryview, text: bytes | memoryview | None) -> TrajectoryRecord:
     """The record of `record_bytes`, and of `text_bytes` where given."""
     fields = parse_json(raw)
     if text is not None:
@@ -42,6 +42,6 @@ def json_bytes(value: Any) -> bytes:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
-def parse_json(raw: bytes) -> Any:
+def parse_json(raw: bytes | memoryview) -> Any:
     """The inverse of `json_bytes`."""
-    return json.loads(raw.decode("utf-8", "surrogatepass"))
+    return json.loads(str(raw, "utf-8", "surrogatepass"))

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from hpcroll.contract import Flags, Floats, Ids, SegmentTokens
 from hpcroll.errors import ShardCorruptError
+from hpcroll.shards.format.buffers import take_buffer
 from hpcroll.shards.format.compression import compress, decompress
 
 _COUNT = struct.Struct("<I")
@@ -49,21 +50,21 @@ def pack_logprobs(tokens: Sequence[SegmentTokens]) -> bytes:
     return b"".join([_COUNT.pack(len(values)), exponents, low.data, high.data])
 
 
-def parse_tokens(raw: bytes, total: int) -> tuple[Ids, Flags, Flags]:
+def parse_tokens(raw: bytes | memoryview, total: int) -> tuple[Ids, Flags, Flags]:
     """Ids, sampled and loss mask of all segments, each (total,) and read-only."""
     width = (len(raw) - 4 * total) // total if total else 1
     if width not in (1, 2) or len(raw) != total * (4 + width):
         raise ShardCorruptError(f"{len(raw)} bytes of ids and masks for {total} tokens")
     high = np.frombuffer(raw, f"<u{width}", total, 2 * total)
-    ids = high.astype(np.uint32)
-    ids <<= _HALF
+    ids = take_buffer(4 * total).view(np.uint32)
+    np.left_shift(high, _HALF, out=ids)
     ids |= np.frombuffer(raw, "<u2", total)
     ids.flags.writeable = False
     masks = np.frombuffer(raw, np.uint8, 2 * total, (2 + width) * total)
     return ids, masks[:total], masks[total:]
 
 
-def parse_logprobs(raw: bytes, sampled: Flags) -> Floats:
+def parse_logprobs(raw: bytes | memoryview, sampled: Flags) -> Floats:
     """The log-probabilities of all segments, (T,) and read-only; NaN where nothing was sampled."""
     count = _COUNT.unpack_from(raw)[0] if len(raw) >= _COUNT.size else 0
     mantissas = len(raw) - 3 * count
@@ -82,7 +83,8 @@ def parse_logprobs(raw: bytes, sampled: Flags) -> Floats:
             raise ShardCorruptError(
                 f"{count} log-probabilities for {np.count_nonzero(chosen)} sampled tokens"
             )
-        whole = np.full(len(sampled), np.nan, np.float32)
+        whole = take_buffer(4 * len(sampled)).view(np.float32)
+        whole.fill(np.nan)
         whole[chosen] = values
         values = whole
     values.flags.writeable = False

@@ -27,8 +27,7 @@ from typing import NamedTuple
 import xxhash
 
 from hpcroll.errors import SchemaVersionError, ShardCorruptError
-from hpcroll.shards.format.compression import compress
-from hpcroll.shards.level1.buffers import decompress
+from hpcroll.shards.format.compression import compress, decompress
 from hpcroll.shards.level1.dictionary import PackDictionary
 
 BLOCK_MAGIC_PREFIX = b"hpcrblk"
@@ -202,4 +201,8 @@ def open_block_frame(
     """The raw bytes of `frame`, whose `stored` bytes were checked."""
     if frame.stored_bytes == frame.raw_bytes:
         return stored
-    return decompress(stored, frame.raw_bytes, f"{where}: frame {frame.kind}", dictionary)
+    opening = decompress if dictionary is None else dictionary.decompressor.decompress
+    try:
+        return opening(stored, frame.raw_bytes)
+    except ShardCorruptError as error:
+        raise ShardCorruptError(f"{where}: frame {frame.kind}: {error}") from error

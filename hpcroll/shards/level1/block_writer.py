@@ -46,7 +46,7 @@ class PackedRow:
             summary=summary,
             tokens=read_tokens(header, summary, data),
             frames={
-                frame.kind: open_frame(header, frame.kind, data)
+                frame.kind: bytes(open_frame(header, frame.kind, data))
                 for frame in header.frames
                 if frame.kind not in _IN_COLUMNS
             },

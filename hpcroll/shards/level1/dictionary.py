@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-
 import zstandard
+
+from hpcroll.shards.format.compression import Decompressor
 
 _SHORTEST_MATCH = 6
 """Bytes. zstd's own levels take shorter matches, which makes these frames larger and slower to read."""
@@ -17,7 +17,7 @@ class PackDictionary:
         self.content = content
         # Never as a dictionary of zstd's own, whatever the bytes begin with.
         self._prepared = zstandard.ZstdCompressionDict(content, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
-        self._threads = threading.local()
+        self.decompressor = Decompressor(self._prepared)
 
     def compress(self, raw: bytes, level: int) -> bytes:
         """One zstd frame that says how long its content is."""
@@ -28,11 +28,3 @@ class PackDictionary:
         )
         context = zstandard.ZstdCompressor(compression_params=parameters, dict_data=self._prepared)
         return context.compress(raw)
-
-    @property
-    def decompressor(self) -> zstandard.ZstdDecompressor:
-        """The one of the calling thread."""
-        context: zstandard.ZstdDecompressor | None = getattr(self._threads, "decompressor", None)
-        if context is None:
-            context = self._threads.decompressor = zstandard.ZstdDecompressor(dict_data=self._prepared)
-        return context

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcroll.errors import ShardCorruptError
+from hpcroll.shards.format.buffers import take_buffer
 from hpcroll.shards.level1.block import (
     BLOCK_HEADER_BYTES_MOST,
     BLOCK_MAGIC_PREFIX,
@@ -16,7 +17,6 @@ from hpcroll.shards.level1.block import (
     open_block_frame,
     parse_block_header,
 )
-from hpcroll.shards.level1.buffers import take_buffer
 from hpcroll.shards.level1.pack_index import BlockPlace, PackIndex, index_columns
 from hpcroll.shards.level1.table import Columns, decode_table
 

@@ -16,8 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from hpcroll.errors import ShardCorruptError
-from hpcroll.shards.format.compression import compress
-from hpcroll.shards.level1.buffers import decompress
+from hpcroll.shards.format.compression import compress, decompress
 from hpcroll.shards.level1.rows import RowColumns, join_rows
 from hpcroll.shards.level1.table import Columns, decode_table, encode_table
 
@@ -111,5 +110,5 @@ def decode_index(stored: memoryview, place: IndexPlace) -> PackIndex | None:
     if len(stored) != place.size_bytes or xxhash.xxh3_64_intdigest(stored) != place.checksum:
         return None
     (raw_bytes,) = _RAW_BYTES.unpack_from(stored)
-    raw = decompress(stored[_RAW_BYTES.size :], raw_bytes, "the index of a pack")
+    raw = decompress(stored[_RAW_BYTES.size :], raw_bytes)
     return PackIndex.of(decode_table(raw))

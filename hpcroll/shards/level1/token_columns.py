@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from hpcroll.contract import Flags, Floats, Ids, SegmentTokens
 from hpcroll.errors import ShardCorruptError
+from hpcroll.shards.format.buffers import take_buffer
 from hpcroll.shards.format.token_bytes import joined, kept_logprobs
 from hpcroll.shards.level1.block import BlockKind, Encoding, RawFrame
-from hpcroll.shards.level1.buffers import take_buffer
 from hpcroll.shards.level1.dictionary import PackDictionary
 
 _LEVEL = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import NamedTuple
+from functools import cached_property
 
 from hpcroll.contract import RolloutRef
 from hpcroll.fs.paths import RunPaths
@@ -18,10 +18,39 @@ from hpcroll.shards.level0.walk import ReadCounts
 _MOST = 16
 
 
-class _Kept(NamedTuple):
-    shard: OpenShard
-    logs: list[bytes]
-    """Its marks, as they were when it was opened."""
+class _Kept:
+    """A shard, and its marks as they were when they were first asked for."""
+
+    def __init__(self, paths: RunPaths, name: ShardName) -> None:
+        self._paths = paths
+        self.shard = OpenShard(paths, name)
+
+    @cached_property
+    def _logs(self) -> list[bytes]:
+        return logs_of(self._paths, self.shard.name)
+
+    def marked(self, ref: RolloutRef) -> Iterable[int]:
+        """Where marks say that records of `ref` stand."""
+        return marks_in(self._logs, self.shard.name, only=ref)
+
+    def named(self, ref: RolloutRef) -> Iterable[int]:
+        """Where headers name `ref`."""
+        return (offset for offset, header in records_of(self.shard) if header.ref == ref)
+
+    def record(self, offset: int, columns: frozenset[Column]) -> StoredTrajectory | None:
+        """The record at `offset`; None where that is not as written."""
+        header = self.shard.header_at(offset)
+        data = None if header is None else self.shard.frames_at(offset, header, frames_of(columns))
+        if header is None or data is None:
+            return None
+        return stored_record(Place(self.shard.name, offset), header, columns, data)
+
+    def first_of(
+        self, ref: RolloutRef, offsets: Iterable[int], columns: frozenset[Column]
+    ) -> StoredTrajectory | None:
+        """The first record of `ref` among those at `offsets`."""
+        records = (self.record(offset, columns) for offset in offsets)
+        return next((found for found in records if found is not None and found.ref == ref), None)
 
 
 class OpenShards:
@@ -43,15 +72,15 @@ class OpenShards:
     def read(self, place: Place, columns: frozenset[Column], counts: ReadCounts) -> StoredTrajectory | None:
         """The record at `place`; None where that is not as written."""
         kept = self._kept.get(place.shard)
-        if kept is not None and (found := _record_at(kept.shard, place.offset, columns)) is not None:
+        if kept is not None and (found := kept.record(place.offset, columns)) is not None:
             self._kept.move_to_end(place.shard)
             return found
-        return _record_at(self._open(place.shard, counts).shard, place.offset, columns)
+        return self._open(place.shard, counts).record(place.offset, columns)
 
     def read_marked(self, owner: str, ref: RolloutRef, columns: frozenset[Column]) -> StoredTrajectory | None:
         """The record of `ref` by incarnation `owner`, where a mark in an open shard says where; else None."""
         for name, kept in self._kept.items():
-            found = _marked(kept, ref, columns) if name.incarnation == owner else None
+            found = kept.first_of(ref, kept.marked(ref), columns) if name.incarnation == owner else None
             if found is not None:
                 self._kept.move_to_end(name)
                 return found
@@ -62,44 +91,17 @@ class OpenShards:
     ) -> StoredTrajectory | None:
         """The record of `ref` in the shard, opened anew: where a mark says, else where a header names it."""
         kept = self._open(name, counts)
-        return _marked(kept, ref, columns) or _scanned(kept.shard, ref, columns)
+        counts.opens += 2
+        return kept.first_of(ref, kept.marked(ref), columns) or kept.first_of(ref, kept.named(ref), columns)
 
     def _open(self, name: ShardName, counts: ReadCounts) -> _Kept:
         if (stale := self._kept.pop(name, None)) is not None:
             stale.shard.close()
-        counts.opens += 3
-        kept = self._kept[name] = _Kept(OpenShard(self._paths, name), logs_of(self._paths, name))
+        counts.opens += 1
+        kept = self._kept[name] = _Kept(self._paths, name)
         while len(self._kept) > _MOST:
             self._kept.popitem(last=False)[1].shard.close()
         return kept
-
-
-def _marked(kept: _Kept, ref: RolloutRef, columns: frozenset[Column]) -> StoredTrajectory | None:
-    offsets = marks_in(kept.logs, kept.shard.name, only=ref)
-    return _first_whole(kept.shard, offsets, ref, columns)
-
-
-def _scanned(shard: OpenShard, ref: RolloutRef, columns: frozenset[Column]) -> StoredTrajectory | None:
-    offsets = (offset for offset, header in records_of(shard) if header.ref == ref)
-    return _first_whole(shard, offsets, ref, columns)
-
-
-def _first_whole(
-    shard: OpenShard, offsets: Iterable[int], ref: RolloutRef, columns: frozenset[Column]
-) -> StoredTrajectory | None:
-    for offset in offsets:
-        found = _record_at(shard, offset, columns)
-        if found is not None and found.ref == ref:
-            return found
-    return None
-
-
-def _record_at(shard: OpenShard, offset: int, columns: frozenset[Column]) -> StoredTrajectory | None:
-    header = shard.header_at(offset)
-    data = None if header is None else shard.frames_at(offset, header, frames_of(columns))
-    if header is None or data is None:
-        return None
-    return stored_record(Place(shard.name, offset), header, columns, data)
 
 
 def _close(kept: OrderedDict[ShardName, _Kept]) -> None:
