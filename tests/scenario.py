@@ -47,15 +47,20 @@ class Scenario:
         rollouts: int,
         config: dict[str, Any],
         sleeps: Sleeps,
+        samples: int = 1,
+        prints_bytes: int = 0,
     ) -> None:
+        """`rollouts` in groups of `samples`; each agent prints `prints_bytes` random bytes, as base64."""
         self.marker = f"hpcroll-{secrets.token_hex(8)}"
-        tasks, scripts = self._tasks(rollouts, sleeps)
+        tasks, scripts = self._tasks(rollouts // samples, sleeps, prints_bytes)
         url = serve(scripts)
-        self.run = Run.create(root, config={**config, "model": {"endpoints": [url]}})
+        self.run = Run.create(
+            root, config={**config, "model": {**config.get("model", {}), "endpoints": [url]}}
+        )
         self.paths = RunPaths(self.run.path)
         self.handles: Sequence[JobHandle] = ()
         self.rollouts = rollouts
-        self.run.submit(tasks, samples=1, key="scenario")
+        self.run.submit(tasks, samples=samples, key="scenario")
 
     def launch(self, *, workers: int) -> None:
         """Starts `workers` workers for each leg."""
@@ -143,12 +148,12 @@ class Scenario:
         ]
         return "\n".join(["the run's last events:", *tail, "its logs:", *logs])
 
-    def _tasks(self, rollouts: int, sleeps: Sleeps) -> tuple[list[Task], list[Script]]:
+    def _tasks(self, count: int, sleeps: Sleeps, prints_bytes: int) -> tuple[list[Task], list[Script]]:
         def sleep(seconds: float) -> str:
             return f": {self.marker}; sleep {seconds:g}; true"
 
         tasks, scripts = [], []
-        for index in range(rollouts):
+        for index in range(count):
             prompt = f"Scenario {self.marker}, rollout number {index:03d}."
             spec = {
                 "setup": ["sh", "-c", sleep(sleeps.init)],
@@ -156,5 +161,7 @@ class Scenario:
             }
             tasks.append(Task(task_id=f"sleep-{index}", handler="command", prompt=prompt, spec=spec))
             commands = [f"{sleep(sleeps.run)} && echo 1 > answer.txt"]
+            if prints_bytes:
+                commands.append(f"head -c {prints_bytes} /dev/urandom | base64 -w 0")
             scripts.append(Script(prompt=prompt, behaviours=(solves(commands, "done"),)))
         return tasks, scripts

@@ -14,6 +14,7 @@ from hpcroll.contract import EndReason, Stage
 from hpcroll.spool import WorkerInfo
 from tests.capabilities import IMAGES
 from tests.scenario import Scenario, Sleeps
+from tests.slurm_jobs import end_jobs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.apptainer, pytest.mark.timeout(900)]
 
@@ -61,24 +62,13 @@ def start(shared_run_dir: Path, serve_scripts: Callable[..., str]) -> Iterator[C
     yield launch
     for scenario in started:
         scenario.run.drain()
-        subprocess.run(["scancel", "--quiet", *jobs_of(scenario)], check=False)
-        scenario.wait_for("end of every job", lambda scenario=scenario: not live_jobs(scenario))
+        end_jobs(jobs_of(scenario))
         scenario.assert_nothing_survives()
 
 
 def jobs_of(scenario: Scenario) -> list[str]:
     """Slurm's ids of the scenario's jobs."""
     return [handle.job_id for handle in scenario.handles]
-
-
-def live_jobs(scenario: Scenario) -> list[str]:
-    answer = subprocess.run(
-        ["squeue", "--noheader", "--format=%i %T", f"--jobs={','.join(jobs_of(scenario))}"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return answer.stdout.split("\n")[:-1]
 
 
 @pytest.mark.parametrize("legs", [ONE_LEG, TWO_LEGS], ids=["one-leg", "two-legs"])
