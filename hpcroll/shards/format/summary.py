@@ -13,7 +13,7 @@ minor version, and a reader takes of it what it knows:
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpcroll.errors import ShardCorruptError
 
@@ -24,8 +24,7 @@ _SIZES = struct.Struct(f"<{_STRINGS}I")
 _TRAINABLE, _REWARD_VALID, _HAS_REWARD, _HAS_RUN = 1, 2, 4, 8
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(NamedTuple):
     """What filters, grouping, plans and packing need of a record, without reading its other columns.
 
     `run_s` is how long the agent ran, in seconds, None where it did not. The tuples have one entry per

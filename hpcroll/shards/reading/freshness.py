@@ -30,8 +30,7 @@ class Freshness:
 
         Nothing is stale without a bound, or before anything was published.
         """
-        oldest = summary.oldest_version
-        if self._max_lag is None or oldest is None:
+        if self._max_lag is None or (oldest := summary.oldest_version) is None:
             return False
         newest = self._newest(summary.policy_name)
         if newest is None:
