@@ -33,8 +33,7 @@ def row(ordinal: int, tokens: SegmentTokens | None = None) -> PackedRow:
     made = PackedRow.of(Place(ShardName("v", 0), ordinal), header, data)
     if tokens is None:
         return made
-    summary = replace(
-        made.summary,
+    summary = made.summary._replace(
         lengths=(len(tokens.ids),),
         weights=(1.0,),
         version_low=(0,),
