@@ -77,8 +77,7 @@ def columns_of(header: Header, data: bytes) -> dict[str, Any]:
 
 
 def summary_of(header: Header, data: bytes) -> dict[str, Any]:
-    summary = read_summary(header, data)
-    values = {name: getattr(summary, name) for name in type(summary).__dataclass_fields__}
+    values = read_summary(header, data)._asdict()
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
