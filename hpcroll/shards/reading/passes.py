@@ -80,8 +80,8 @@ class Passes:
         return self.alive(stepping.steps(position))
 
     def alive(self, items: Iterator[T]) -> Iterator[T]:
-        """The same items; a named follower beats on the way."""
-        return items if self._presence is None else map(self._beat_after, items)
+        """The same items; a named follower beats on the way, and says where it stands at the end."""
+        return items if self._presence is None else self._beating(items, self._presence)
 
     def state(self) -> Mapping[str, Any]:
         """The position after what was last delivered."""
@@ -118,15 +118,20 @@ class Passes:
         self.store.counts = ReadCounts()
         return self._position
 
-    def _beat_after(self, item: T) -> T:
-        self._beat()
-        return item
+    def _beating(self, items: Iterator[T], presence: Presence) -> Iterator[T]:
+        for item in items:
+            self._beat()
+            yield item
+        if self._view.rank == 0:
+            presence.rest(self._where)
 
     def _beat(self) -> None:
         """Says that the follower lives and how far it has come, where it has a name and this is rank 0."""
         if self._presence is not None and self._view.rank == 0:
-            position = self._position
-            self._presence.beat(self.session.state if position is None else lambda: position.session)
+            self._presence.beat(self._where)
+
+    def _where(self) -> Mapping[str, Any]:
+        return self.session.state() if self._position is None else self._position.session
 
     def _new_session(
         self,

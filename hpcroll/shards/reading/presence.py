@@ -24,16 +24,24 @@ class Presence:
         self._hold_s = hold_s
         self._beats = time.time_ns()  # a number that the follower before a restart did not write
         self._due_at = 0.0
+        self._written: tuple[Any, Any] | None = None
 
     def beat(self, position: Callable[[], Mapping[str, Any]]) -> None:
         """Writes where the follower stands, unless it has just done so."""
+        if time.monotonic() >= self._due_at:
+            self._write(position())
+
+    def rest(self, position: Callable[[], Mapping[str, Any]]) -> None:
+        """Writes where the follower stands now that its stream has ended: nothing before that is held."""
+        where = position()
+        if (where["shards"], where["pack"]) != self._written:
+            self._write(where)
+
+    def _write(self, where: Mapping[str, Any]) -> None:
         now = time.monotonic()
-        if now < self._due_at:
-            return
         if not self._path.parent.is_dir():
             make_directories([self._path.parent])
         self._beats += 1
-        where = position()
         content = {
             "shards": where["shards"],
             "pack": where["pack"],
@@ -42,6 +50,7 @@ class Presence:
         }
         replace(self._path, json.dumps(content, separators=(",", ":")).encode())
         self._due_at = now + _EVERY_S
+        self._written = (where["shards"], where["pack"])
 
     def sign(self) -> bytes | None:
         """What the follower wrote last, as another rank sees it."""
