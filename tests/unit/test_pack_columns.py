@@ -59,9 +59,15 @@ def same(found: SegmentTokens, expected: SegmentTokens) -> bool:
     )
 
 
-def segment(ids: Sequence[int], logprobs: Sequence[float], sampled: Sequence[int]) -> SegmentTokens:
+def segment(
+    ids: Sequence[int],
+    logprobs: Sequence[float],
+    sampled: Sequence[int],
+    loss_mask: Sequence[int] | None = None,
+) -> SegmentTokens:
     flags = np.array(sampled, np.uint8)
-    return SegmentTokens(np.array(ids, np.uint32), flags, flags.copy(), np.array(logprobs, np.float32))
+    own = flags.copy() if loss_mask is None else np.array(loss_mask, np.uint8)
+    return SegmentTokens(np.array(ids, np.uint32), flags, own, np.array(logprobs, np.float32))
 
 
 NAN = float("nan")
@@ -75,9 +81,20 @@ NAN = float("nan")
         segment([1, 2, 3, 4, 5], [-0.0, 0.0, -1e-40, -float("inf"), 3.5], [1, 1, 1, 1, 1]),
         segment([70_000, 1, 2, 3], [NAN, -0.25, NAN, -1.5], [0, 1, 0, 1]),
         segment([70_000, 1, 2, 3], [-9.0, -0.25, NAN, -1.5], [0, 1, 0, 1]),
+        segment(range(9), [-1.0] * 9, [1] * 9, [1, 0, 0, 0, 0, 0, 0, 0, 1]),
+        segment([1, 2, 3], [-1.0, NAN, NAN], [1, 0, 0], [255, 0, 2]),
         segment(range(0, 1_400_000, 20), [NAN] * 69_999 + [-1.0], [0] * 69_999 + [1]),
     ],
-    ids=["empty", "nothing_sampled", "odd_floats", "some", "also_of_others", "too_many_for_codes"],
+    ids=[
+        "empty",
+        "nothing_sampled",
+        "odd_floats",
+        "some",
+        "also_of_others",
+        "masked",
+        "no_bits",
+        "too_many_for_codes",
+    ],
 )
 def test_every_bit_of_the_arrays_comes_back(tmp_path: Path, tokens: SegmentTokens) -> None:
     with written(tmp_path / "pack", [[row(0, tokens)]]) as pack:

@@ -181,9 +181,13 @@ def read_block(
 
 def read_tokens(data: bytes, at: int, header: dict[str, Any], lengths: list[list[int]]) -> list[Any]:
     total = header["tokens"]
-    masks = frame(data, at, header, MASKS)
-    sampled = np.frombuffer(masks, "u1", total)
-    loss_mask = np.frombuffer(masks, "u1", total, total) if len(masks) == 2 * total else sampled
+    masks = np.frombuffer(frame(data, at, header, MASKS), "u1")
+    if header["frames"][MASKS][0] == 3:  # eight to a byte
+        size = (total + 7) // 8
+        masks = np.concatenate(
+            [np.unpackbits(masks[i : i + size])[:total] for i in range(0, len(masks), size)]
+        )
+    sampled, loss_mask = masks[:total], masks[-total:]
     ids = read_ids(data, at, header)
     logprobs = read_logprobs(data, at, header)
     if len(logprobs) != total:

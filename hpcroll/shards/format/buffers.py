@@ -26,16 +26,25 @@ def take_buffer(size: int) -> NDArray[np.uint8]:
     """A writable array of `size` bytes, not zeroed; it and its views are its taker's as long as one lives."""
     if not _SMALLEST <= size <= _LARGEST:
         return np.empty(size, np.uint8)
-    free = _free[1 << (size - 1).bit_length()]
-    try:
-        memory = free.popleft()
-    except IndexError:
-        memory = np.empty(1 << (size - 1).bit_length(), np.uint8)
+    rounded = 1 << (size - 1).bit_length()
+    memory = _free_memory(rounded)
+    if memory is None:
+        memory = np.empty(rounded, np.uint8)
     # Through a memoryview, so that numpy takes this array, not `memory`, for the base of every view of it.
     handed_out = np.frombuffer(memory.data[:size], np.uint8)
     reference = weakref.ref(handed_out, _give_back)
     _lent[id(reference)] = reference, memory
     return handed_out
+
+
+def _free_memory(size: int) -> NDArray[np.uint8] | None:
+    """At least `size` bytes, a power of two, that nobody looks at; somewhat more rather than fresh ones."""
+    for fitting in (size, 2 * size, 4 * size):
+        try:
+            return _free[fitting].popleft()
+        except IndexError:
+            continue
+    return None
 
 
 def _give_back(reference: weakref.ref[Any]) -> None:

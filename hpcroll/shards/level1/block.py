@@ -62,7 +62,7 @@ class BlockKind(IntEnum):
     """The ids that codes stand for, ascending: low halves u16 of their differences, then high halves. With
     `shared`, they follow those of the pack's vocabulary."""
     MASKS = 261
-    """sampled u8, then loss mask u8, which is absent where it equals `sampled`."""
+    """sampled, then the loss mask, which is absent where it equals `sampled`."""
     LOGPROBS_MIDDLE = 262
     """The second byte of each log-probability; absent with FLOAT16."""
     LOGPROBS_LOW = 263
@@ -91,11 +91,13 @@ class Encoding(IntEnum):
     """How a frame's numbers are written."""
 
     PLAIN = 0
-    """Ids as u32, log-probabilities as float32, anything else as the level-0 record has it."""
+    """Ids as u32, masks as u8, log-probabilities as float32, anything else as the level-0 record has it."""
     FLOAT16 = 1
     """Log-probabilities of the sampled tokens alone, as float16; those of the others are NaN."""
     CODES = 2
     """Ids as u16 numbers of the vocabulary's."""
+    BITS = 3
+    """Masks of 0 and 1, eight tokens to a byte, the first in its highest bit."""
 
 
 class RawFrame(NamedTuple):

@@ -11,6 +11,7 @@ import numpy as np
 
 from hpcroll.contract import ExtraColumn, Floats, Ids, RolloutRef, SegmentTokens
 from hpcroll.errors import ShardCorruptError
+from hpcroll.shards.format.buffers import take_buffer
 from hpcroll.shards.format.codec import Summary
 from hpcroll.shards.format.columns import read_columns
 from hpcroll.shards.format.frames import FrameKind
@@ -21,7 +22,7 @@ from hpcroll.shards.level1.dictionary import PackDictionary
 from hpcroll.shards.level1.row_views import RowViews
 from hpcroll.shards.level1.rows import RowColumns
 from hpcroll.shards.level1.shared import Shared
-from hpcroll.shards.level1.token_columns import TokenColumns, join_halves
+from hpcroll.shards.level1.token_columns import TokenColumns, join_halves, parse_masks
 
 if TYPE_CHECKING:
     from hpcroll.contract import TrajectoryRecord
@@ -120,22 +121,32 @@ class LoadedBlock:
 
     def _open_tokens(self) -> TokenColumns:
         ids, logprobs = self._frame(BlockKind.TOKENS), self._frame(BlockKind.LOGPROBS)
-        vocabulary = None
+        total, vocabulary = self._header.tokens, None
         if ids.encoding == Encoding.CODES:
-            vocabulary = join_halves(self._open(BlockKind.VOCABULARY)).cumsum(dtype=np.uint32)
-            if self._frame(BlockKind.VOCABULARY).shared:
-                vocabulary = np.concatenate([self._shared.vocabulary, vocabulary])
+            vocabulary = self._vocabulary()
+        masks = parse_masks(
+            self._open(BlockKind.MASKS), self._frame(BlockKind.MASKS).encoding, total, self._where
+        )
         middle = None
         if logprobs.encoding != Encoding.FLOAT16:
             middle = self._open(BlockKind.LOGPROBS_MIDDLE)
         return TokenColumns(
             ids=self._open(BlockKind.TOKENS),
             vocabulary=vocabulary,
-            masks=self._open(BlockKind.MASKS),
+            masks=masks,
             logprobs=(self._open(BlockKind.LOGPROBS), middle, self._open(BlockKind.LOGPROBS_LOW)),
-            total=self._header.tokens,
+            total=total,
             where=self._where,
         )
+
+    def _vocabulary(self) -> Ids:
+        """The ids that codes stand for, those of the pack first."""
+        steps = join_halves(self._open(BlockKind.VOCABULARY))
+        common = self._shared.vocabulary if self._frame(BlockKind.VOCABULARY).shared else steps[:0]
+        whole = take_buffer(4 * (len(common) + len(steps))).view(np.uint32)
+        whole[: len(common)] = common
+        steps.cumsum(dtype=np.uint32, out=whole[len(common) :])
+        return whole
 
     def _raw(self, kind: int) -> memoryview:
         """What the rows have of a level-0 kind: a frame of its own, or a part of the rest."""

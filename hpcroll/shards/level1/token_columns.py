@@ -72,9 +72,28 @@ def id_frames(
 
 def mask_frame(segments: Sequence[SegmentTokens]) -> RawFrame:
     """The frame MASKS."""
-    sampled = joined([segment.sampled for segment in segments], "u1").tobytes()
-    loss_mask = joined([segment.loss_mask for segment in segments], "u1").tobytes()
-    return RawFrame(Encoding.PLAIN, sampled + (b"" if loss_mask == sampled else loss_mask))
+    masks = [joined([segment.sampled for segment in segments], "u1")]
+    loss_mask = joined([segment.loss_mask for segment in segments], "u1")
+    if not np.array_equal(loss_mask, masks[0]):
+        masks.append(loss_mask)
+    if any(mask.max(initial=0) > 1 for mask in masks):
+        return RawFrame(Encoding.PLAIN, b"".join(mask.tobytes() for mask in masks))
+    return RawFrame(Encoding.BITS, b"".join(np.packbits(mask).tobytes() for mask in masks))
+
+
+def parse_masks(raw: memoryview, encoding: int, total: int, where: str) -> tuple[Flags, Flags]:
+    """sampled and the loss mask of the frame MASKS, uint8 (total,) each and read-only.
+
+    Raises `ShardCorruptError` where it is not of `total` tokens.
+    """
+    flags = np.frombuffer(raw, np.uint8)
+    size = total if encoding == Encoding.PLAIN else -(-total // 8)
+    if len(raw) not in (size, 2 * size):
+        raise ShardCorruptError(f"{where}: {len(raw)} bytes of masks for {total} tokens")
+    masks = [flags[:size], flags[size:]] if len(raw) > size else [flags]
+    if encoding != Encoding.PLAIN:
+        masks = [np.unpackbits(mask, count=total) for mask in masks]
+    return _read_only(masks[0]), _read_only(masks[-1])
 
 
 def logprob_frames(segments: Sequence[SegmentTokens], *, float16: bool) -> dict[int, RawFrame]:
@@ -102,20 +121,17 @@ class TokenColumns:
         *,
         ids: memoryview,
         vocabulary: Ids | None,
-        masks: memoryview,
+        masks: tuple[Flags, Flags],
         logprobs: tuple[memoryview, memoryview | None, memoryview],
         total: int,
         where: str,
     ) -> None:
-        """Raw frames of `total` tokens. `ids` are codes where there is a `vocabulary`. `logprobs`: highest
-        bytes, middle (None: float16) and low. Raises `ShardCorruptError` where they do not fit."""
-        if len(masks) not in (total, 2 * total):
-            raise ShardCorruptError(f"{where}: {len(masks)} bytes of masks for {total} tokens")
+        """Raw frames of `total` tokens. `ids` are codes where there is a `vocabulary`. `masks`: sampled, loss
+        mask. `logprobs`: highest bytes, middle (None: float16) and low. Raises `ShardCorruptError` where they
+        do not fit."""
         if len(ids) != (4 if vocabulary is None else 2) * total:
             raise ShardCorruptError(f"{where}: {len(ids)} bytes of ids for {total} tokens")
-        flags = np.frombuffer(masks, np.uint8)
-        self.sampled: Flags = _read_only(flags[:total])
-        self.loss_mask: Flags = _read_only(flags[len(flags) - total :])
+        self.sampled, self.loss_mask = masks
         self._vocabulary = vocabulary
         self._ids = np.frombuffer(ids, "<u4" if vocabulary is None else "<u2")
         if vocabulary is not None and total and int(self._ids.max()) >= len(vocabulary):
