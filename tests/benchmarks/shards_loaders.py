@@ -174,7 +174,10 @@ class _WebDatasetReader:
 
 
 class LitData:
-    """LitData's chunks of 64 MB by its own writer, zstd over whole chunks or over batches of 8 rows."""
+    """LitData's chunks of 64 MB by its own writer, zstd over whole chunks or over batches of 8 rows. Its
+    reader puts whole chunks in their unpacked form in place of the compressed ones."""
+
+    unpacks = True
 
     def __init__(self, wrap: str) -> None:
         self.name = f"LitData zstd, by {wrap}"

@@ -107,7 +107,7 @@ def goals(measured: Measured, commits: dict[str, Any]) -> list[Goal]:
     return [
         Goal(
             "smallest of the five peers / packed float32",
-            size_against(measured, "packed", EVERY_SET_UP),
+            size_against(measured, "packed", AT_LEVEL_3),
             1.05,
         ),
         Goal("the same with float16", size_against(measured, "packed_float16", AT_LEVEL_3), 1.4),
