@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hpcroll.contract import Status
-from hpcroll.contract.policy import PolicyVersion
+from hpcroll.contract.policy import Branch, LineageBase, PolicyVersion
 from hpcroll.errors import ConfigError, ShardCorruptError, ShardError
 from hpcroll.fs import publish, replace
 from hpcroll.shards import RunReader, StoredTrajectory, encode_trajectory, open_run
@@ -359,6 +359,31 @@ def test_rollouts_that_lag_too_far_behind_are_counted_as_stale(run: ShardRun) ->
     assert fresh.group_counts.stale == 8 - len(kept) > 0
     publish_version(0, "restarted")
     assert list(reader.follow(stop=lambda: True, max_lag=100)) == []
+
+
+def test_lag_counts_on_across_a_restart_from_an_older_version(run: ShardRun) -> None:
+    with run.writer("w0") as writer:
+        run.commit(writer, "w0", range(8), turns=1)
+    reader = open_run(run.paths.root)
+    sampled = {item.rollout_id: item.summary for item in reader if item.summary.oldest_version is not None}
+    newest = PolicyVersion(
+        policy_name="policy",
+        lineage="restarted",
+        version=3,
+        parent=Branch(lineage="main", version=1),
+        base=LineageBase(version=1),
+    )
+    replace(run.paths.policy_latest("policy"), newest.to_json().encode())
+    for max_lag in range(4):
+        fresh = reader.follow(stop=lambda: True, max_lag=max_lag)
+        had = {item.rollout_id for item in fresh if item.summary.oldest_version is not None}
+        assert had == {
+            name
+            for name, summary in sampled.items()
+            if max(summary.version_high) <= 1 and 3 - (summary.oldest_version or 0) <= max_lag
+        }, max_lag
+    assert had, "what both branches have in common"
+    assert any(max(summary.version_high) > 1 for summary in sampled.values()), "from the branch that was left"
 
 
 def test_ranks_without_a_name_or_out_of_range_are_refused(run: ShardRun) -> None:
