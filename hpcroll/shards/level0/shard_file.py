@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -95,8 +96,9 @@ class OpenShard:
         self.close()
 
     def close(self) -> None:
-        """Call it once."""
-        os.close(self._descriptor)
+        """Call it once. Where the mount is gone, closing says so, which nobody needs to know."""
+        with suppress(OSError):
+            os.close(self._descriptor)
 
     def read(self, offset: int, length: int) -> bytes:
         """The `length` bytes at `offset`, fewer where the file ends before."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from hpcroll.errors import ShardCorruptError
@@ -32,10 +33,11 @@ class PackBytes:
         self.size = os.fstat(self._descriptor).st_size
 
     def close(self) -> None:
-        """Safe to call again."""
+        """Safe to call again. Where the mount is gone, closing says so, which nobody needs to know."""
         if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+            descriptor, self._descriptor = self._descriptor, -1
+            with suppress(OSError):
+                os.close(descriptor)
 
     def read(self, offset: int, length: int) -> memoryview:
         """The `length` bytes at `offset`, fewer where the file ends before."""
