@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -399,6 +400,31 @@ def test_opens_and_listings_of_a_quiet_follower_are_few(run: ShardRun) -> None:
     assert len(ordinals(reader)) == 32
     assert reader.counts.opens < 400, "a look at everything in every round were 700"
     assert reader.counts.listings < 30
+
+
+def open_shards(run: ShardRun) -> list[str]:
+    """The level-0 shards that this process has open, deleted or not."""
+    links = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            links.append(str(descriptor.readlink()))
+    return [link for link in links if link.startswith(f"{run.paths.shards}/") and ".shard" in link]
+
+
+def test_follower_keeps_no_shard_open_that_retention_deleted(run: ShardRun) -> None:
+    commit_groups(run, range(4))
+    stopping = False
+    reader = open_run(run.paths.root).follow(poll_s=0.01, stop=lambda: stopping)
+    stream = iter(reader)
+    had = next(stream)
+    assert reader.get(had.rollout_id).rollout_id == had.rollout_id
+    assert open_shards(run) != [], "the next one is read faster where the last one was"
+    pack(run)
+    assert retain(run) == ["w0.0"]
+    stopping = True
+    assert len(ordinals(stream)) == 15
+    assert reader.get(had.rollout_id).rollout_id == had.rollout_id
+    assert open_shards(run) == []
 
 
 def flip(path: Path, position: int) -> None:

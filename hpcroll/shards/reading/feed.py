@@ -184,8 +184,11 @@ class Feed:
             self._cursor.forget(name)
 
     def _let_go(self, names: list[ShardName]) -> None:
-        """Forgets shards that are not there any more, so that memory does not grow with those that were."""
-        for name in self._rhythms.keys() - set(names):
+        """Forgets shards that are not there any more, so that memory does not grow with those that were, and
+        that their space is free."""
+        there = set(names)
+        self._store.shards.close_others(there)
+        for name in self._rhythms.keys() - there:
             del self._rhythms[name]
             self._cursor.forget(name)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from functools import cached_property
 
 from hpcroll.contract import RolloutRef
@@ -68,6 +68,11 @@ class OpenShards:
     def close(self) -> None:
         """Closes what is open; the next read opens it again."""
         _close(self._kept)
+
+    def close_others(self, names: Set[ShardName]) -> None:
+        """Closes what is not among `names`."""
+        for name in self._kept.keys() - names:
+            self._kept.pop(name).shard.close()
 
     def read(self, place: Place, columns: frozenset[Column], counts: ReadCounts) -> StoredTrajectory | None:
         """The record at `place`; None where that is not as written."""
