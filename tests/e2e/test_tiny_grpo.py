@@ -67,6 +67,25 @@ def test_no_held_out_prompt_is_ever_trained_on() -> None:
 
 
 @pytest.mark.usefixtures("example")
+def test_the_warm_start_shows_the_right_operation_hardly_more_often_than_chance() -> None:
+    need("torch")
+    import random
+
+    from tiny_grpo.language import decode
+    from tiny_grpo.task import sample_problems
+    from tiny_grpo.warm_start import demonstrate
+
+    rng = random.Random(1)
+    problems = sample_problems(4000, held_out=False, seed=1)
+    shown = [decode(demonstrate(problem, rng)[0]) for problem in problems]
+    right = [
+        f"(({first}{phrase.operator}{second}))" in text
+        for text, (phrase, first, second) in zip(shown, problems, strict=True)
+    ]
+    assert 0.25 < sum(right) / len(right) < 0.33
+
+
+@pytest.mark.usefixtures("example")
 def test_replies_sampled_together_have_the_log_probabilities_that_the_trainer_computes(
     tmp_path: Path,
 ) -> None:

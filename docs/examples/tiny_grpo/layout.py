@@ -56,7 +56,7 @@ class Settings:
     """Rollouts of each prompt: a group."""
     held_out_prompts: int = 32
     """Prompts that every version is evaluated on, one rollout each."""
-    learning_rate: float = 5e-4
+    learning_rate: float = 2e-4
     passes: int = 4
     """How often a step goes over its micro-batches; each time each of them is an update."""
     clip: float = 0.25
