@@ -41,7 +41,7 @@ $(VENV)/.torch: $(VENV)/.installed
 example-tiny-grpo: root := runs/tiny-grpo-$(shell date +%Y%m%d-%H%M%S)
 example-tiny-grpo: $(VENV)/.torch ## a loop that learns on this machine, its parts killed on the way
 	@echo "control: rewards shuffled within each group"
-	PYTHONPATH=docs/examples $(BIN)/python -m tiny_grpo $(root)/control --control --steps 12 --held-out 64
+	PYTHONPATH=docs/examples $(BIN)/python -m tiny_grpo $(root)/control --control --steps 10 --held-out 160
 	PYTHONPATH=docs/examples $(BIN)/python -m tiny_grpo $(root)/learns
 
 lint: $(VENV)/.installed ## ruff, mypy, import-linter

@@ -155,7 +155,7 @@ def test_it_learns_although_both_sides_are_killed_and_not_from_shuffled_rewards(
     need("torch")
     learnt = run_loop(tmp_path / "learns")
     assert learnt >= 0.3
-    assert run_loop(tmp_path / "control", "--control", "--steps", "12", "--held-out", "64") < 0.05
+    assert run_loop(tmp_path / "control", "--control", "--steps", "10", "--held-out", "160") < 0.05
 
 
 def run_loop(root: Path, *arguments: str) -> float:
@@ -174,7 +174,7 @@ def run_loop(root: Path, *arguments: str) -> float:
         if row
     ]
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
-    assert len(rows) == (12 if "--control" in arguments else 30)
+    assert len(rows) == (10 if "--control" in arguments else 30)
     for row in rows:
         parts = ("trained", "even", "stale", "short", "open")
         assert row["submitted"] == sum(row[part] for part in parts)
