@@ -150,6 +150,7 @@ def make_run(
         "sandbox": sandbox or {"name": "bwrap", "image": "host"},
         "stages": {"run": {"width": 2, "timeout_s": WAIT_S}},
         "launch": {"launcher": "local", "idle_s": 0},
+        "shards": {"dictionary": "off"},  # which the other program does without
     }
     return Run.create(root / "run", config=config)
 

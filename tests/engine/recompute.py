@@ -36,7 +36,7 @@ from transformers import AutoModelForCausalLM
 
 HEADER = struct.Struct("<8sHHI8sIIQ")
 FRAME = struct.Struct("<IIQQQ")
-SUMMARY, TOKENS, RECORD = 1, 2, 3
+TOKENS, LOGPROBS, RECORD = 2, 3, 4
 BLOCK = 4096
 """Positions whose logits are held at once."""
 
@@ -254,16 +254,13 @@ def segments(run: Path) -> Iterator[Segment]:
     """Every segment of every record in the run's shards."""
     for path in sorted((run / "shards").glob("*.shard")):
         for frames in records(path.read_bytes()):
-            summary, record = json.loads(frames[SUMMARY]), json.loads(frames[RECORD])
-            total = sum(summary["lengths"])
-            raw = frames[TOKENS]
-            ids = np.frombuffer(raw, "<u4", total)
-            logprobs = np.frombuffer(raw, "<f4", total, 4 * total)
-            sampled = np.frombuffer(raw, np.uint8, total, 8 * total)
-            loss_mask = np.frombuffer(raw, np.uint8, total, 9 * total)
+            record = json.loads(frames[RECORD])
+            lengths = [facts["length"] for facts in record["segments"]]
+            ids, sampled, loss_mask = tokens(frames[TOKENS], sum(lengths))
+            logprobs = floats(frames[LOGPROBS], sampled)
             calls = {call["call_index"]: call for call in record["calls"]}
             begin = 0
-            for index, length in enumerate(summary["lengths"]):
+            for index, length in enumerate(lengths):
                 part = slice(begin, begin + length)
                 begin += length
                 spans = [
@@ -274,6 +271,31 @@ def segments(run: Path) -> Iterator[Segment]:
                 where = f"rollout {record['rollout_id']} segment {index}"
                 facts = record["segments"][index]
                 yield Segment(where, facts, spans, ids[part], logprobs[part], sampled[part], loss_mask[part])
+
+
+def tokens(raw: bytes, total: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ids, sampled and loss mask."""
+    width = (len(raw) - 4 * total) // total
+    low = np.frombuffer(raw, "<u2", total).astype(np.uint32)
+    high = np.frombuffer(raw, f"<u{width}", total, 2 * total).astype(np.uint32)
+    masks = np.frombuffer(raw, np.uint8, 2 * total, (2 + width) * total)
+    return high << 16 | low, masks[:total], masks[total:]
+
+
+def floats(raw: bytes, sampled: np.ndarray) -> np.ndarray:
+    """The log-probabilities, NaN where nothing was sampled."""
+    (count,) = struct.unpack_from("<I", raw)
+    mantissas = len(raw) - 3 * count
+    exponents = zstandard.ZstdDecompressor().decompress(raw[4:mantissas], max_output_size=count)
+    rotated = np.frombuffer(exponents, np.uint8).astype(np.uint32) << 24
+    rotated |= np.frombuffer(raw, np.uint8, count, mantissas + 2 * count).astype(np.uint32) << 16
+    rotated |= np.frombuffer(raw, "<u2", count, mantissas)
+    values = (rotated >> 1 | rotated << 31).view(np.float32)
+    if count == len(sampled):
+        return values
+    whole = np.full(len(sampled), np.nan, np.float32)
+    whole[sampled == 1] = values
+    return whole
 
 
 def records(data: bytes) -> Iterator[dict[int, bytes]]:
@@ -288,10 +310,15 @@ def records(data: bytes) -> Iterator[dict[int, bytes]]:
         end = at + body
         frames = {}
         for index in range(count):
-            kind, _, stored, raw, _ = FRAME.unpack_from(data, table + index * FRAME.size)
-            frames[kind] = zstandard.ZstdDecompressor().decompress(
-                data[at : at + stored], max_output_size=raw
-            )
+            kind, dictionary, stored, raw, _ = FRAME.unpack_from(data, table + index * FRAME.size)
+            if dictionary:
+                raise SystemExit(
+                    f"frame {kind} at byte {at} needs a dictionary, which is not looked for here"
+                )
+            frame = data[at : at + stored]
+            if stored != raw:
+                frame = zstandard.ZstdDecompressor().decompress(frame, max_output_size=raw)
+            frames[kind] = frame
             at += stored
         yield frames
         offset = end
