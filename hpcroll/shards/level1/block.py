@@ -143,7 +143,10 @@ class BlockHeader:
 
     def frame(self, kind: int) -> BlockFrame | None:
         """The frame of `kind`; None where the block has none."""
-        return next((frame for frame in self.frames if frame.kind == kind), None)
+        for frame in self.frames:
+            if frame.kind == kind:
+                return frame
+        return None
 
 
 def join_block(rows: int, tokens: int, frames: Mapping[int, RawFrame], *, level: int) -> bytes:

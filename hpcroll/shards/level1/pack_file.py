@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -46,6 +46,12 @@ _KINDS: dict[Column, tuple[int, ...]] = {
     Column.EXTRA: (FrameKind.COLUMNS, *range(FIRST_EXTRA, LAST_EXTRA + 1)),
 }
 _PREFIX = frozenset(PREFIX)
+
+
+@cache
+def _kinds_of(columns: frozenset[Column]) -> frozenset[int]:
+    """The kinds of the frames that hold `columns`."""
+    return frozenset(kind for column in columns for kind in _KINDS[column])
 
 
 class OpenPack:
@@ -121,9 +127,10 @@ class OpenPack:
 
     def load(self, block: int, columns: frozenset[Column]) -> LoadedBlock:
         """Block number `block` with `columns`; raises `ShardCorruptError` as `read` does."""
-        if self._loaded is None or self._loaded[:2] != (block, columns):
-            self._loaded = (block, columns, self._load(block, columns))
-        return self._loaded[2]
+        loaded = self._loaded
+        if loaded is None or loaded[0] != block or loaded[1] != columns:
+            loaded = self._loaded = (block, columns, self._load(block, columns))
+        return loaded[2]
 
     def row_of(self, place: Place) -> int | None:
         """The row that came from the level-0 entry at `place`; None where this pack does not hold it."""
@@ -212,7 +219,7 @@ class OpenPack:
         return row if tuple(int(key[row]) for key in keys) == wanted else None
 
     def _load(self, number: int, columns: frozenset[Column]) -> LoadedBlock:
-        kinds = {kind for column in columns for kind in _KINDS[column]}
+        kinds = _kinds_of(columns)
         if self._loaded is not None and self._loaded[0] == number:
             if self._loaded[2].has(kinds):
                 return self._loaded[2]
