@@ -156,7 +156,9 @@ def test_numbers_add_up_and_dropped_groups_are_replaced(run: Run) -> None:
             assert fates.settled == step.settled_groups
             assert fates.submitted == fates.delivered + fates.dropped + fates.open == before
             assert line.submitted == groups_of(run)
-            assert line.submitted - step.settled_groups == 5, "as many are open as before"
+            # The pool may have seen a group of no use that the trainer has not met yet.
+            dropped = max(fates.dropped, line.watched["dropped"])
+            assert line.submitted - fates.delivered - dropped == 5, "as many are open as before"
     lines = pool.lines
     assert [line.step for line in lines] == [0, 1, 2, 3, 4, 5, 6]
     assert lines[-1].fates.zero_variance > 0
