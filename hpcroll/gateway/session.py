@@ -122,7 +122,8 @@ class GatewaySession:
         return replace(self.outside, base_url=f"http://127.0.0.1:{port}/v1", api_key=ANY_KEY)
 
     async def close(self) -> None:
-        """Ends the calls in flight, which are durable as such then, and stops serving; idempotent."""
+        """Ends the calls in flight, which are recorded as such, waits for their writes, and stops serving;
+        idempotent."""
         self._closed()
         for task in self._in_flight:
             task.cancel()
